@@ -1,0 +1,43 @@
+"""jf_cc_library, jf_cc_binary and jf_cc_test: the rules of rules_cc with this project's options.
+
+Everything that is not named here passes through to the underlying rule unchanged.
+"""
+
+load("@rules_cc//cc:defs.bzl", "cc_binary", "cc_library", "cc_test")
+load("//bazel:copts.bzl", "JF_COPTS", "JF_LINKOPTS")
+
+def jf_cc_library(name, copts = [], linkopts = [], **kwargs):
+    cc_library(
+        name = name,
+        copts = JF_COPTS + copts,
+        linkopts = JF_LINKOPTS + linkopts,
+        **kwargs
+    )
+
+def jf_cc_binary(name, copts = [], linkopts = [], **kwargs):
+    cc_binary(
+        name = name,
+        copts = JF_COPTS + copts,
+        linkopts = JF_LINKOPTS + linkopts,
+        **kwargs
+    )
+
+def jf_cc_test(name, size = "small", copts = [], linkopts = [], deps = [], **kwargs):
+    """A GoogleTest program with its main().
+
+    Args:
+      name: of the target.
+      size: as of cc_test; "small" lets 60 seconds.
+      copts: added to JF_COPTS.
+      linkopts: added to JF_LINKOPTS.
+      deps: gtest_main (which brings gmock's headers where they are installed) is added.
+      **kwargs: go to cc_test. The tag "nosan" keeps a test out of --config=tsan and --config=asan.
+    """
+    cc_test(
+        name = name,
+        size = size,
+        copts = JF_COPTS + copts,
+        linkopts = JF_LINKOPTS + linkopts,
+        deps = deps + ["@jax_fabric_gtest//:gtest_main"],
+        **kwargs
+    )

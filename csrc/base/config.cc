@@ -1,0 +1,114 @@
+#include "csrc/base/config.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace jax_fabric {
+namespace {
+
+constexpr std::string_view kPrefix = "JAX_FABRIC_";
+
+// Understands a value and stores it, or says no.
+using Parser = bool (*)(std::string_view value, Config& config);
+
+struct Variable {
+  std::string_view name;  // without the prefix
+  std::string_view accepted;
+  Parser parse;
+};
+
+std::optional<int64_t> Integer(std::string_view text, int64_t least, int64_t most) {
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < least || value > most) return std::nullopt;
+  return value;
+}
+
+template <typename T, size_t kCount>
+bool OneOf(std::string_view text, const std::pair<std::string_view, T> (&choices)[kCount], T& out) {
+  for (const auto& [name, value] : choices) {
+    if (text != name) continue;
+    out = value;
+    return true;
+  }
+  return false;
+}
+
+template <auto kMember, int64_t kLeast, int64_t kMost>
+bool ParseInteger(std::string_view text, Config& config) {
+  const std::optional<int64_t> value = Integer(text, kLeast, kMost);
+  if (value.has_value()) config.*kMember = static_cast<std::remove_reference_t<decltype(config.*kMember)>>(*value);
+  return value.has_value();
+}
+
+bool ParseIdle(std::string_view text, Config& config) {
+  using Idle = Config::Idle;
+  static constexpr std::pair<std::string_view, Idle> kChoices[] = {
+      {"adaptive", Idle::kAdaptive}, {"spin", Idle::kSpin}, {"sleep", Idle::kSleep}};
+  return OneOf(text, kChoices, config.idle);
+}
+
+bool ParseLog(std::string_view text, Config& config) {
+  static constexpr std::pair<std::string_view, LogLevel> kChoices[] = {{"debug", LogLevel::kDebug},
+                                                                       {"info", LogLevel::kInfo},
+                                                                       {"warning", LogLevel::kWarning},
+                                                                       {"error", LogLevel::kError},
+                                                                       {"off", LogLevel::kOff}};
+  return OneOf(text, kChoices, config.log);
+}
+
+constexpr Variable kVariables[] = {
+    {"SPIN_US", "0 to 1000000000 (microseconds)", ParseInteger<&Config::spin_us, 0, 1'000'000'000>},
+    {"YIELD_US", "0 to 1000000000 (microseconds)", ParseInteger<&Config::yield_us, 0, 1'000'000'000>},
+    {"IDLE", "adaptive, spin or sleep", ParseIdle},
+    {"WORKERS", "0 to 1024 (threads; 0: chosen by the engine)", ParseInteger<&Config::workers, 0, 1024>},
+    {"LOG", "debug, info, warning, error or off", ParseLog},
+    {"CLOSE_TIMEOUT_MS", "1 to 3600000 (milliseconds)", ParseInteger<&Config::close_timeout_ms, 1, 3'600'000>},
+};
+
+std::string AcceptedNames() {
+  std::string names;
+  for (const Variable& variable : kVariables) {
+    names += fmt::format("{}{}{}", names.empty() ? "" : ", ", kPrefix, variable.name);
+  }
+  return names;
+}
+
+}  // namespace
+
+Result<Config> ParseConfig(std::span<const std::string> environment, std::span<const std::string> others) {
+  Config config;
+  for (const std::string_view entry : environment) {
+    if (!entry.starts_with(kPrefix)) continue;
+    const size_t equals = std::min(entry.find('='), entry.size());
+    const std::string_view name = entry.substr(0, equals);
+    const std::string_view value = entry.substr(std::min(equals + 1, entry.size()));
+    if (std::find(others.begin(), others.end(), name) != others.end()) continue;
+    const auto* variable = std::find_if(std::begin(kVariables), std::end(kVariables), [&](const Variable& v) {
+      return v.name == name.substr(kPrefix.size());
+    });
+    if (variable == std::end(kVariables)) {
+      return MakeError(ErrorCode::kInvalidArgument, "environment variable {} is not known; known are {}", name,
+                       AcceptedNames());
+    }
+    if (!variable->parse(value, config)) {
+      return MakeError(ErrorCode::kInvalidArgument, "environment variable {}: '{}' is not accepted; give {}", name,
+                       value, variable->accepted);
+    }
+  }
+  return config;
+}
+
+Result<Config> LoadConfig(std::span<const std::string> others) {
+  std::vector<std::string> environment;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) environment.emplace_back(*entry);
+  return ParseConfig(environment, others);
+}
+
+}  // namespace jax_fabric

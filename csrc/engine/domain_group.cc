@@ -1,0 +1,292 @@
+#include "csrc/engine/domain_group.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "csrc/engine/descriptor.h"
+#include "csrc/engine/group_driver.h"
+#include "csrc/engine/message_pool.h"
+#include "csrc/engine/peer_table.h"
+#include "csrc/engine/prepared_scatter.h"
+#include "csrc/engine/registration_cache.h"
+#include "csrc/engine/request_planner.h"
+#include "csrc/engine/submission.h"
+#include "csrc/engine/submission_pool.h"
+
+namespace jax_fabric {
+namespace {
+
+constexpr uint64_t kDefaultMessageBytes = 8192;
+
+uint64_t SmallestWriteLimit(std::span<const std::unique_ptr<Domain>> domains) {
+  uint64_t limit = domains[0]->limits().max_write_bytes;
+  for (const auto& domain : domains) limit = std::min(limit, domain->limits().max_write_bytes);
+  return limit;
+}
+
+}  // namespace
+
+DomainGroup::DomainGroup(GroupOptions options, uint64_t incarnation, const Clock& clock, Waker& waker, WaitHub& hub,
+                         Executor& callback_executor)
+    : incarnation_(incarnation) {
+  const uint64_t domain_limit = options.domains[0]->limits().max_message_bytes;
+  const uint64_t message_bytes =
+      std::min(domain_limit, options.max_send_bytes == 0 ? kDefaultMessageBytes : options.max_send_bytes);
+  messages_ = std::make_unique<MessagePool>(callback_executor, options.send_slots, message_bytes);
+  driver_ = std::make_unique<GroupDriver>(std::move(options.name), std::move(options.domains), clock, waker, hub);
+  peers_ = std::make_unique<PeerTable>();
+  registrations_ = std::make_unique<RegistrationCache>(driver_->domains());
+  planner_ = std::make_unique<RequestPlanner>(*peers_, *registrations_, static_cast<uint32_t>(nic_count()));
+  submissions_ = std::make_unique<SubmissionPool>(*driver_, callback_executor, options.max_requests);
+}
+
+DomainGroup::~DomainGroup() = default;
+
+const std::string& DomainGroup::name() const { return driver_->name(); }
+size_t DomainGroup::nic_count() const { return driver_->domains().size(); }
+const Clock& DomainGroup::clock() const { return driver_->clock(); }
+
+Status DomainGroup::CheckAccepting(const char* what) const {
+  if (driver_->accepting()) return {};
+  return MakeError(ErrorCode::kCancelled, "group '{}': {}: the engine is closed", name(), what);
+}
+
+// --- peers
+
+Bytes DomainGroup::Address() const {
+  PeerAddress address;
+  address.name = name().substr(0, PeerAddress::kMaxNameBytes);
+  address.kind = driver_->domains()[0]->kind();
+  address.incarnation = incarnation_;
+  address.max_write_bytes = SmallestWriteLimit(driver_->domains());
+  address.max_message_bytes = driver_->domains()[0]->limits().max_message_bytes;
+  for (const auto& domain : driver_->domains()) {
+    address.nics.emplace_back(domain->address().begin(), domain->address().end());
+  }
+  return address.Serialize();
+}
+
+Result<PeerHandle> DomainGroup::AddPeer(ByteView bytes) {
+  JF_RETURN_IF_ERROR(CheckAccepting("add peer"));
+  JF_ASSIGN_OR_RETURN(PeerAddress address, PeerAddress::Parse(bytes));
+  const DomainKind kind = driver_->domains()[0]->kind();
+  if (address.kind != kind) {
+    return MakeError(ErrorCode::kFailedPrecondition,
+                     "group '{}': add peer '{}': its domains are of kind {}, this group's of kind {}; give both the "
+                     "same transport",
+                     name(), address.name, static_cast<int>(address.kind), static_cast<int>(kind));
+  }
+  if (address.nics.size() != nic_count()) {
+    return MakeError(ErrorCode::kFailedPrecondition,
+                     "group '{}': add peer '{}': it has {} NICs for a device, this group {}; NIC i talks to NIC i, so "
+                     "configure as many on both sides",
+                     name(), address.name, address.nics.size(), nic_count());
+  }
+  JF_ASSIGN_OR_RETURN(const auto added,
+                      peers_->Add(bytes, std::move(address), SmallestWriteLimit(driver_->domains())));
+  const auto [peer, is_new] = added;
+  if (is_new) driver_->Submit(&peer->connect);
+  return peer->handle;
+}
+
+Status DomainGroup::WaitPeers(std::span<const PeerHandle> handles, Deadline deadline) {
+  std::vector<Peer*> peers;
+  for (const PeerHandle handle : handles) {
+    JF_ASSIGN_OR_RETURN(Peer * peer, planner_->FindPeer(handle, "wait for peers"));
+    peers.push_back(peer);
+  }
+  // Sequentially consistent: see WaitHub::Wait.
+  const auto state = [](Peer* peer) { return peer->state.load(std::memory_order_seq_cst); };
+  const auto settled = [&] {
+    return std::all_of(peers.begin(), peers.end(), [&](Peer* p) { return state(p) != PeerState::kConnecting; });
+  };
+  if (!settled()) {
+    if (Waker::OnWorker()) {
+      return MakeError(ErrorCode::kFailedPrecondition,
+                       "group '{}': WaitPeers on the worker thread, which would have to connect them", name());
+    }
+    driver_->hub().Wait(deadline, settled);
+  }
+  std::string missing;
+  ErrorCode code = ErrorCode::kDeadlineExceeded;
+  for (Peer* peer : peers) {
+    const PeerState now = state(peer);
+    if (now == PeerState::kReady) continue;
+    if (!missing.empty()) missing += "; ";
+    missing += peer->label;
+    if (now == PeerState::kConnecting) {
+      missing += " is still connecting";
+    } else {
+      code = ErrorCode::kUnavailable;
+      missing += ": " + peer->cause.message;
+    }
+  }
+  if (missing.empty()) return {};
+  return MakeError(code, "group '{}': peers not ready: {}", name(), missing);
+}
+
+void DomainGroup::RemovePeer(PeerHandle handle) {
+  Peer* peer = peers_->Find(handle);
+  if (peer == nullptr || peer->remove_requested.exchange(true, std::memory_order_relaxed)) return;
+  peers_->Forget(*peer);
+  driver_->Submit(&peer->remove);
+}
+
+// --- memory
+
+Result<RegisteredMemory> DomainGroup::RegisterMemory(void* address, uint64_t length, MemoryKind kind, Access access) {
+  return registrations_->Register(address, length, kind, access);
+}
+
+Status DomainGroup::DeregisterMemory(const RegisteredMemory& memory) { return registrations_->Release(memory); }
+
+Result<Bytes> DomainGroup::Describe(const RegisteredMemory& memory) const {
+  const RegistrationCache::Entry* entry = registrations_->Find(memory);
+  if (entry == nullptr) {
+    return MakeError(ErrorCode::kNotFound, "group '{}': describe: {} bytes at {} (id {}) are not registered", name(),
+                     memory.length, memory.address, memory.id);
+  }
+  if (entry->access != Access::kRemoteWrite) {
+    return MakeError(ErrorCode::kPermissionDenied,
+                     "group '{}': describe: {} bytes at {} are registered for local use only; register them with "
+                     "Access::kRemoteWrite",
+                     name(), memory.length, memory.address);
+  }
+  const uint64_t offset = reinterpret_cast<uint64_t>(memory.address) - entry->address;
+  RemoteMemory remote;
+  remote.length = memory.length;
+  remote.incarnation = incarnation_;
+  for (size_t nic = 0; nic < nic_count(); ++nic) {
+    remote.nics.push_back({entry->regions[nic].remote_address + offset, entry->regions[nic].remote_key});
+  }
+  return SerializeDescriptor(remote);
+}
+
+Result<RemoteMemory> DomainGroup::ParseDescriptor(ByteView descriptor) {
+  return ::jax_fabric::ParseDescriptor(descriptor);
+}
+
+void* DomainGroup::MapRemote(PeerHandle handle, const RemoteMemory& memory) {
+  Peer* peer = peers_->Find(handle);
+  // Acquire, partner: the store of kReady; `ids` was written before.
+  if (peer == nullptr || peer->state.load(std::memory_order_acquire) != PeerState::kReady) return nullptr;
+  if (memory.nics.size() != nic_count()) return nullptr;
+  if (memory.incarnation != 0 && memory.incarnation != peer->address.incarnation) return nullptr;
+  return driver_->domains()[0]->MapRemote(peer->ids[0].load(std::memory_order_relaxed), memory.nics[0].remote_address,
+                                          memory.nics[0].remote_key, memory.length);
+}
+
+// --- immediates
+
+Result<uint32_t> DomainGroup::AllocateImmediates(uint32_t count) { return driver_->imm_counter().Allocate(count); }
+
+Status DomainGroup::ReleaseImmediates(uint32_t first, uint32_t count) {
+  return driver_->imm_counter().Release(first, count);
+}
+
+Status DomainGroup::ExpectImmediate(uint32_t immediate, uint32_t count, Deadline deadline, WorkerCallback callback) {
+  JF_RETURN_IF_ERROR(CheckAccepting("expect immediate"));
+  JF_ASSIGN_OR_RETURN(DriverRequest * request,
+                      driver_->imm_counter().PrepareExpectation(immediate, count, deadline, callback));
+  driver_->Submit(request);
+  return {};
+}
+
+void DomainGroup::CancelExpectation(uint32_t immediate) {
+  DriverRequest* request = driver_->imm_counter().PrepareCancellation(immediate);
+  if (request != nullptr) driver_->Submit(request);
+}
+
+uint64_t DomainGroup::stray_immediates() const { return driver_->imm_counter().strays(); }
+
+Result<uint64_t> DomainGroup::WriteImmediates(PeerHandle handle, uint64_t max_length) const {
+  JF_ASSIGN_OR_RETURN(Peer * peer, planner_->FindPeer(handle, "write immediates"));
+  return PartCount(max_length, static_cast<uint32_t>(nic_count()), peer->part_limit, Spread::kAllNics);
+}
+
+Result<uint64_t> DomainGroup::ScatterImmediates(PeerHandle handle, uint64_t max_length) const {
+  JF_ASSIGN_OR_RETURN(Peer * peer, planner_->FindPeer(handle, "scatter immediates"));
+  return PartCount(max_length, static_cast<uint32_t>(nic_count()), peer->part_limit, Spread::kOneNic);
+}
+
+// --- requests
+
+Result<std::unique_ptr<PreparedScatter>> DomainGroup::PrepareScatter(std::span<const ScatterEntry> entries) {
+  return ScatterState::Prepare(*driver_, *planner_, entries);
+}
+
+Result<Transfer> DomainGroup::Write(const SingleWrite& write, RequestOptions options) {
+  JF_RETURN_IF_ERROR(CheckAccepting("write"));
+  JF_ASSIGN_OR_RETURN(const ShardedOperation::Write plan, planner_->Plan(write));
+  JF_ASSIGN_OR_RETURN(Submission * submission, submissions_->Take(options.deadline));
+  Transfer transfer(submission);
+  submission->sharded.Reset("write", Operation::OnFailure::kWithdraw);
+  submission->sharded.Add(plan);
+  submission->Submit(&submission->sharded, std::move(options));
+  return transfer;
+}
+
+Result<Transfer> DomainGroup::WritePages(const PagedWrites& write, RequestOptions options) {
+  JF_RETURN_IF_ERROR(CheckAccepting("paged write"));
+  JF_ASSIGN_OR_RETURN(const PagedOperation::Plan plan, planner_->Plan(write));
+  JF_ASSIGN_OR_RETURN(Submission * submission, submissions_->Take(options.deadline));
+  Transfer transfer(submission);
+  submission->paged.SetPlan(plan);
+  submission->Submit(&submission->paged, std::move(options));
+  return transfer;
+}
+
+Result<Transfer> DomainGroup::Scatter(std::span<const ScatterEntry> entries, RequestOptions options) {
+  JF_RETURN_IF_ERROR(CheckAccepting("scatter"));
+  JF_ASSIGN_OR_RETURN(Submission * submission, submissions_->Take(options.deadline));
+  Transfer transfer(submission);
+  submission->sharded.Reset("scatter", Operation::OnFailure::kContinue);
+  for (size_t i = 0; i < entries.size(); ++i) {
+    JF_ASSIGN_OR_RETURN(const ShardedOperation::Write plan, planner_->Plan(entries[i], i));
+    submission->sharded.Add(plan);
+  }
+  submission->Submit(&submission->sharded, std::move(options));
+  return transfer;
+}
+
+Result<Transfer> DomainGroup::Barrier(std::span<const BarrierTarget> targets, RequestOptions options) {
+  JF_RETURN_IF_ERROR(CheckAccepting("barrier"));
+  JF_ASSIGN_OR_RETURN(Submission * submission, submissions_->Take(options.deadline));
+  Transfer transfer(submission);
+  submission->sharded.Reset("barrier", Operation::OnFailure::kContinue);
+  for (size_t i = 0; i < targets.size(); ++i) {
+    JF_ASSIGN_OR_RETURN(const ShardedOperation::Write plan, planner_->Plan(targets[i], i));
+    submission->sharded.Add(plan);
+  }
+  submission->Submit(&submission->sharded, std::move(options));
+  return transfer;
+}
+
+// --- messages
+
+Result<Transfer> DomainGroup::Send(PeerHandle handle, ByteView message, RequestOptions options) {
+  JF_RETURN_IF_ERROR(CheckAccepting("send"));
+  JF_ASSIGN_OR_RETURN(Peer * peer, planner_->FindPeer(handle, "send"));
+  const uint64_t limit = std::min(messages_->max_send_bytes(), peer->address.max_message_bytes);
+  if (message.size() > limit) {
+    return MakeError(ErrorCode::kOutOfRange,
+                     "group '{}': send to {}: {} bytes; a message has at most {}: write the payload into the peer's "
+                     "memory instead",
+                     name(), peer->label, message.size(), limit);
+  }
+  JF_ASSIGN_OR_RETURN(Submission * submission, submissions_->Take(options.deadline));
+  Transfer transfer(submission);
+  JF_ASSIGN_OR_RETURN(const MessagePool::Slot slot, messages_->TakeSlot(*driver_, options.deadline));
+  std::copy(message.begin(), message.end(), slot.data);
+  submission->SetMessageSlot(messages_.get(), slot.index);
+  submission->send.SetMessage(peer, slot.data, slot.local_key, message.size());
+  submission->Submit(&submission->send, std::move(options));
+  return transfer;
+}
+
+Status DomainGroup::ReceiveMessages(ReceiveOptions options) {
+  JF_RETURN_IF_ERROR(CheckAccepting("receive messages"));
+  return messages_->StartReceives(*driver_, std::move(options));
+}
+
+}  // namespace jax_fabric

@@ -1,0 +1,113 @@
+// DomainGroup: the NICs of one local device, as one endpoint. All requests of users and protocols go through it.
+//
+// Threads: every public method is thread-safe unless it says "worker only". Requests travel to the worker over a
+// lock-free queue; callbacks run on the worker and must neither block nor throw.
+#ifndef JAX_FABRIC_ENGINE_DOMAIN_GROUP_H_
+#define JAX_FABRIC_ENGINE_DOMAIN_GROUP_H_
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "csrc/base/clock.h"
+#include "csrc/base/executor.h"
+#include "csrc/base/status.h"
+#include "csrc/engine/domain.h"
+#include "csrc/engine/group_options.h"
+#include "csrc/engine/memory.h"
+#include "csrc/engine/requests.h"
+#include "csrc/engine/scatter.h"
+#include "csrc/engine/transfer.h"
+#include "csrc/engine/wait_hub.h"
+#include "csrc/engine/waker.h"
+#include "csrc/engine/worker_callback.h"
+
+namespace jax_fabric {
+
+class GroupDriver;
+class MessagePool;
+class PeerTable;
+class RegistrationCache;
+class RequestPlanner;
+class SubmissionPool;
+
+class DomainGroup {
+ public:
+  ~DomainGroup();
+
+  const std::string& name() const;
+  size_t nic_count() const;
+  const Clock& clock() const;
+
+  // --- peers
+  // Versioned, checksummed bytes that contain every NIC's address, this engine's incarnation and its limits.
+  Bytes Address() const;
+  // Starts to connect. Refuses another protocol version, domain kind or NIC count with words. The same address
+  // twice gives the same handle.
+  Result<PeerHandle> AddPeer(ByteView address);
+  // Until every peer is ready; the error names those that are not.
+  Status WaitPeers(std::span<const PeerHandle> peers, Deadline deadline);
+  // Requests to it complete with kUnavailable and its name.
+  void RemovePeer(PeerHandle peer);
+
+  // --- memory
+  Result<RegisteredMemory> RegisterMemory(void* address, uint64_t length, MemoryKind kind, Access access);
+  Status DeregisterMemory(const RegisteredMemory& memory);
+  // What a peer needs to write here, as bytes; ParseDescriptor is the other side.
+  Result<Bytes> Describe(const RegisteredMemory& memory) const;
+  static Result<RemoteMemory> ParseDescriptor(ByteView descriptor);
+  // The peer's memory as this process can address it, or null (see Domain::MapRemote).
+  void* MapRemote(PeerHandle peer, const RemoteMemory& memory);
+
+  // --- immediates: opaque counter ids that this group hands out; returns the first of `count` consecutive ones.
+  Result<uint32_t> AllocateImmediates(uint32_t count);
+  // One shot, with carry-over: calls back once `count` immediates with this id have been seen that no earlier
+  // expectation consumed, whether they came before or after this call. One expectation an id at a time. At the
+  // deadline: kDeadlineExceeded, and what has come stays for the next expectation.
+  Status ExpectImmediate(uint32_t immediate, uint32_t count, Deadline deadline, WorkerCallback callback);
+  // The callback gets kCancelled unless it has run already.
+  void CancelExpectation(uint32_t immediate);
+  // Ids back, for other owners; the counts are forgotten. The caller knows that no peer uses them any more.
+  Status ReleaseImmediates(uint32_t first, uint32_t count);
+  // Immediates that came with an id that nobody owns.
+  uint64_t stray_immediates() const;
+  // How many immediates a Write or a scatter entry of at most `max_length` bytes brings; the same on both sides.
+  Result<uint64_t> WriteImmediates(PeerHandle peer, uint64_t max_length) const;
+  Result<uint64_t> ScatterImmediates(PeerHandle peer, uint64_t max_length) const;
+
+  // --- requests. What they refer to (descriptors, indices, messages) is copied; source memory is not, and must stay
+  // as it is until the request has ended.
+  Result<std::unique_ptr<PreparedScatter>> PrepareScatter(std::span<const ScatterEntry> entries);
+  Result<Transfer> Write(const SingleWrite& write, RequestOptions options);
+  Result<Transfer> WritePages(const PagedWrites& write, RequestOptions options);
+  Result<Transfer> Scatter(std::span<const ScatterEntry> entries, RequestOptions options);
+  Result<Transfer> Barrier(std::span<const BarrierTarget> targets, RequestOptions options);
+
+  // --- messages, over the first NIC. Peers may be in any order; one peer's messages, too.
+  Result<Transfer> Send(PeerHandle peer, ByteView message, RequestOptions options);
+  Status ReceiveMessages(ReceiveOptions options);
+
+ private:
+  friend class TransferEngine;
+
+  // Everything referred to outlives the group.
+  DomainGroup(GroupOptions options, uint64_t incarnation, const Clock& clock, Waker& waker, WaitHub& hub,
+              Executor& callback_executor);
+  GroupDriver& driver() { return *driver_; }
+  Status CheckAccepting(const char* what) const;
+
+  const uint64_t incarnation_;
+  // In this order: a NIC may write into messages_ until the driver's domains are gone.
+  std::unique_ptr<MessagePool> messages_;
+  std::unique_ptr<GroupDriver> driver_;
+  std::unique_ptr<PeerTable> peers_;
+  std::unique_ptr<RegistrationCache> registrations_;
+  std::unique_ptr<RequestPlanner> planner_;
+  std::unique_ptr<SubmissionPool> submissions_;
+};
+
+}  // namespace jax_fabric
+
+#endif  // JAX_FABRIC_ENGINE_DOMAIN_GROUP_H_

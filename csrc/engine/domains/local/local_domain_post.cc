@@ -1,0 +1,192 @@
+// Posting, and the progress of writes that take more than one slice.
+#include <algorithm>
+#include <utility>
+
+#include "csrc/engine/domains/local/local_domain_impl.h"
+
+namespace jax_fabric::local {
+
+PostResult LocalDomain::Reject(Error error) {
+  last_error_ = std::move(error.message);
+  return PostResult::kRejected;
+}
+
+PostResult LocalDomain::CheckPost(const char* operation, PeerId id, uint64_t local_key, const void* source,
+                                  uint64_t length) {
+  LocalPeer* peer = FindPeer(id);
+  if (peer == nullptr) {
+    return Reject({ErrorCode::kNotFound, fmt::format("{}: peer {} is unknown: call AddPeer first", operation, id)});
+  }
+  const PeerState state = peer->state();
+  if (state == PeerState::kConnecting) return PostResult::kAgain;
+  if (state != PeerState::kReady) {
+    return Reject({ErrorCode::kUnavailable,
+                   fmt::format("{}: {} {}", operation, peer->label(),
+                               state == PeerState::kFailed ? "is lost" : "was removed")});
+  }
+  if (peer->closed()) {
+    FailPeer(*peer, ErrorCode::kUnavailable, "its domain was closed");
+    return PostResult::kRejected;
+  }
+  if (outstanding_ == options_.max_outstanding) return PostResult::kAgain;
+  if (length > 0 && !regions_.Contains(local_key, source, length)) {
+    return Reject({ErrorCode::kInvalidArgument,
+                   fmt::format("{} to {}: the source, {} bytes at {}, is not inside the region of local key {:#x}: "
+                               "register it first",
+                               operation, peer->label(), length, source, local_key)});
+  }
+  return PostResult::kPosted;
+}
+
+PostResult LocalDomain::PostWrite(const WriteRequest& request) {
+  const PostResult check =
+      CheckPost("write", request.peer, request.local_key, request.source, request.length);
+  if (check != PostResult::kPosted) return check;
+  if (request.length > limits_.max_write_bytes) {
+    return Reject({ErrorCode::kInvalidArgument, fmt::format("write of {} bytes: at most {} at once", request.length,
+                                                            limits_.max_write_bytes)});
+  }
+  LocalPeer& peer = *peers_[request.peer];
+  if (request.immediate && !peer.lane().HasImmediateRoom()) {
+    peer.starved = true;
+    return PostResult::kAgain;
+  }
+  Error error;
+  switch (peer.Enter(request.remote_key, request.remote_address, request.length, error)) {
+    case LocalPeer::Entered::kRefused:
+      return Reject(std::move(error));
+    case LocalPeer::Entered::kNotYet:
+      return Defer(request);
+    case LocalPeer::Entered::kYes:
+      break;
+  }
+  if (request.length > options_.slice_bytes) {
+    peer.Leave();
+    return Defer(request);
+  }
+  const Status copied = peer.Copy(request.remote_address, request.source, request.length, false);
+  peer.Leave();
+  ++outstanding_;
+  if (copied.has_value()) {
+    if (request.immediate) peer.lane().PushImmediate(*request.immediate);
+  } else {
+    last_error_ = copied.error().message;
+  }
+  Complete(CompletionKind::kWrite, request.peer, request.context, request.length,
+           copied.has_value() ? ErrorCode::kOk : copied.error().code);
+  return PostResult::kPosted;
+}
+
+PostResult LocalDomain::PostSend(const SendRequest& request) {
+  const PostResult check = CheckPost("send", request.peer, request.local_key, request.source, request.length);
+  if (check != PostResult::kPosted) return check;
+  LocalPeer& peer = *peers_[request.peer];
+  if (request.length > limits_.max_message_bytes || request.length > peer.max_message_bytes()) {
+    return Reject({ErrorCode::kInvalidArgument,
+                   fmt::format("send of {} bytes to {}: at most {} here and {} there", request.length, peer.label(),
+                               limits_.max_message_bytes, peer.max_message_bytes())});
+  }
+  if (!peer.lane().HasMessageRoom(request.length)) {
+    peer.starved = true;
+    return PostResult::kAgain;
+  }
+  peer.lane().PushMessage(request.source, request.length);
+  ++outstanding_;
+  Complete(CompletionKind::kSend, request.peer, request.context, request.length, ErrorCode::kOk);
+  return PostResult::kPosted;
+}
+
+PostResult LocalDomain::PostReceive(const ReceiveRequest& request) {
+  if (receives_.full()) return PostResult::kAgain;
+  if (request.length > 0 &&
+      (!regions_.Contains(request.local_key, request.target, request.length) || !regions_.Hold(request.local_key))) {
+    return Reject({ErrorCode::kInvalidArgument,
+                   fmt::format("receive: the buffer, {} bytes at {}, is not inside the region of local key {:#x}: "
+                               "register it first",
+                               request.length, request.target, request.local_key)});
+  }
+  receives_.Push(request);
+  return PostResult::kPosted;
+}
+
+void LocalDomain::Complete(CompletionKind kind, PeerId peer, uint64_t context, uint64_t length, ErrorCode code) {
+  Completion completion;
+  completion.kind = kind;
+  completion.code = code;
+  completion.peer = peer;
+  completion.context = context;
+  completion.length = length;
+  completions_.Push(completion);  // has room for everything outstanding
+}
+
+PostResult LocalDomain::Defer(const WriteRequest& request) {
+  if (request.length > 0 && !regions_.Hold(request.local_key)) {
+    return Reject({ErrorCode::kInvalidArgument, "write: the source was deregistered while the write was posted"});
+  }
+  ++outstanding_;
+  deferred_.Push(DeferredWrite{request, 0});
+  return PostResult::kPosted;
+}
+
+void LocalDomain::FinishWrite(const DeferredWrite& write, ErrorCode code) {
+  if (write.request.length > 0) regions_.Release(write.request.local_key);
+  Complete(CompletionKind::kWrite, write.request.peer, write.request.context, write.request.length, code);
+}
+
+LocalDomain::Advance LocalDomain::AdvanceWrite(DeferredWrite& write) {
+  const WriteRequest& request = write.request;
+  LocalPeer& peer = *peers_[request.peer];
+  bool copied = false;
+  if (write.done < request.length) {
+    const uint64_t at = request.remote_address + write.done;
+    const uint64_t count = std::min(options_.slice_bytes, request.length - write.done);
+    Error error;
+    const auto entered = peer.Enter(request.remote_key, at, count, error);
+    if (entered == LocalPeer::Entered::kNotYet) return Advance::kWaiting;
+    if (entered == LocalPeer::Entered::kYes) {
+      const Status status = peer.Copy(at, static_cast<const std::byte*>(request.source) + write.done, count,
+                                      request.length >= options_.streaming_bytes);
+      peer.Leave();
+      if (!status.has_value()) error = status.error();
+    }
+    if (error.code != ErrorCode::kUnknown) {
+      last_error_ = error.message;
+      FinishWrite(write, error.code);
+      return Advance::kFinished;
+    }
+    write.done += count;
+    copied = true;
+    if (write.done < request.length) return Advance::kCopied;
+  }
+  if (request.immediate) {
+    // The lane was not full when the write was posted, but may be now.
+    if (!peer.lane().HasImmediateRoom()) return copied ? Advance::kCopied : Advance::kWaiting;
+    peer.lane().PushImmediate(*request.immediate);
+  }
+  FinishWrite(write, ErrorCode::kOk);
+  return Advance::kFinished;
+}
+
+void LocalDomain::AdvanceDeferred() {
+  // One slice of one write a call keeps Poll short; taking turns keeps the writes fair. Writes that only wait cost a
+  // look each.
+  for (size_t turns = std::min<size_t>(deferred_.size(), 16); turns > 0; --turns) {
+    DeferredWrite write = deferred_.Pop();
+    const Advance advance = AdvanceWrite(write);
+    if (advance != Advance::kFinished) deferred_.Push(write);
+    if (advance != Advance::kWaiting) return;
+  }
+}
+
+void LocalDomain::AbortWrites(PeerId peer, ErrorCode code) {
+  for (size_t turns = deferred_.size(); turns > 0; --turns) {
+    const DeferredWrite write = deferred_.Pop();
+    if (write.request.peer == peer) {
+      FinishWrite(write, code);
+    } else {
+      deferred_.Push(write);
+    }
+  }
+}
+
+}  // namespace jax_fabric::local

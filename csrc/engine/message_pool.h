@@ -1,0 +1,81 @@
+// MessagePool: memory for messages: slots that sends copy into, and the rotating buffers of receives.
+#ifndef JAX_FABRIC_ENGINE_MESSAGE_POOL_H_
+#define JAX_FABRIC_ENGINE_MESSAGE_POOL_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+
+#include "csrc/base/clock.h"
+#include "csrc/base/executor.h"
+#include "csrc/base/index_stack.h"
+#include "csrc/base/status.h"
+#include "csrc/engine/domain.h"
+#include "csrc/engine/driver_request.h"
+#include "csrc/engine/group_driver.h"
+#include "csrc/engine/peer.h"
+#include "csrc/engine/requests.h"
+
+namespace jax_fabric {
+
+// The first NIC only. Has to outlive the driver: a NIC may write into a posted buffer until its domain is gone.
+class MessagePool final : public ReceiveHandler {
+ public:
+  struct Slot {
+    std::byte* data = nullptr;
+    uint64_t local_key = 0;
+    uint32_t index = 0;
+  };
+
+  MessagePool(Executor& executor, uint32_t send_slots, uint64_t max_send_bytes);
+  ~MessagePool();
+
+  // --- sends
+  uint64_t max_send_bytes() const { return max_send_bytes_; }
+  // Waits like SubmissionPool::Take. The first call allocates and registers the slots.
+  Result<Slot> TakeSlot(GroupDriver& driver, Deadline deadline);
+  void ReturnSlot(uint32_t index);
+
+  // --- receives: once
+  Status StartReceives(GroupDriver& driver, ReceiveOptions options);
+  void OnReceive(const Completion& completion, const Peer* peer) override;
+
+ private:
+  struct Slab {
+    std::unique_ptr<std::byte[]> memory;
+    MemoryRegion region;
+    std::byte* first = nullptr;
+    uint64_t stride = 0;
+  };
+  // A posted buffer. Goes round: worker posts it, message comes, callback thread shows it, worker posts it again.
+  struct Buffer final : DriverRequest {
+    void Start(GroupDriver& driver) override;
+    MessagePool* pool = nullptr;
+    GroupDriver* driver = nullptr;
+    std::byte* data = nullptr;
+    PeerHandle peer = 0;
+    uint64_t length = 0;
+    Task deliver;
+  };
+
+  static Result<Slab> MakeSlab(Domain& domain, uint32_t count, uint64_t bytes);
+  Status MakeSendSlots(GroupDriver& driver);
+
+  Executor& executor_;
+  const uint32_t send_slots_;
+  const uint64_t max_send_bytes_;
+  std::mutex mutex_;  // of making the slabs
+  std::atomic<bool> has_send_slots_{false};  // release by whoever made them, acquire by whoever looks
+  Slab send_slab_;
+  IndexStack free_;
+  GroupDriver* driver_ = nullptr;
+
+  ReceiveOptions receive_;
+  Slab receive_slab_;
+  std::unique_ptr<Buffer[]> buffers_;
+};
+
+}  // namespace jax_fabric
+
+#endif  // JAX_FABRIC_ENGINE_MESSAGE_POOL_H_

@@ -1,0 +1,91 @@
+// Operation: anything that posts to domains. Knows what to post; when is the GroupDriver's business.
+#ifndef JAX_FABRIC_ENGINE_OPERATION_H_
+#define JAX_FABRIC_ENGINE_OPERATION_H_
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "csrc/base/clock.h"
+#include "csrc/base/status.h"
+#include "csrc/engine/deadline_list.h"
+#include "csrc/engine/domain.h"
+#include "csrc/engine/driver_request.h"
+#include "csrc/engine/peer.h"
+
+namespace jax_fabric {
+
+// How an operation ends. Either kDone; or kReported (its deadline passed while posts were in flight, which may still
+// read the source and write the target) and, once they have completed, kDrained.
+enum class Settlement : uint8_t { kDone, kReported, kDrained };
+
+class OperationOwner {
+ public:
+  // On the worker, with null for success. After kDone and kDrained the driver touches the operation no more.
+  virtual void OnSettled(const Error* error, Settlement settlement) = 0;
+
+ protected:
+  ~OperationOwner() = default;
+};
+
+class Operation : public DriverRequest, public DeadlineNode {
+ public:
+  enum class OnFailure : uint8_t {
+    kWithdraw,  // what has not been posted is not posted any more
+    kContinue,  // the other targets have nothing to do with it
+  };
+
+  explicit Operation(std::string_view verb, OnFailure on_failure) : verb_(verb), on_failure_(on_failure) {}
+  virtual ~Operation() = default;
+  Operation(const Operation&) = delete;
+  Operation& operator=(const Operation&) = delete;
+
+  // Before it is submitted.
+  void Prepare(OperationOwner* owner, Deadline deadline) {
+    owner_ = owner;
+    deadline_ = deadline;
+  }
+
+  void Start(GroupDriver& driver) final;
+
+ protected:
+  // For operations that are used for several things.
+  void SetKind(std::string_view verb, OnFailure on_failure) {
+    verb_ = verb;
+    on_failure_ = on_failure;
+  }
+  virtual std::span<Stream> streams() = 0;
+  // Makes post `stream.next_index`.
+  virtual PostResult Post(Domain& domain, Stream& stream) = 0;
+
+ private:
+  friend class GroupDriver;
+
+  bool finished() const { return in_flight_ == 0 && queued_streams_ == 0; }
+  void Rewind();
+  // Only the first one is kept.
+  void Fail(ErrorCode code, std::string cause);
+  bool failed() const { return error_.code != ErrorCode::kOk; }
+  // "scatter: <cause>; 3 of 8 writes done, 2 still in flight"
+  Error Describe(std::string_view group) const;
+  // Peers that have not done their part, for deadlines: "peer 1 'b' over mlx5_0 (and 3 more)".
+  std::string Laggards();
+
+  std::string_view verb_;
+  OnFailure on_failure_;
+  OperationOwner* owner_ = nullptr;
+  Deadline deadline_;
+
+  // Worker only, valid between Start and the last settlement.
+  uint64_t total_ = 0;
+  uint64_t done_ = 0;
+  uint64_t in_flight_ = 0;
+  uint64_t queued_streams_ = 0;
+  bool reported_ = false;
+  Error error_{ErrorCode::kOk, {}};
+};
+
+}  // namespace jax_fabric
+
+#endif  // JAX_FABRIC_ENGINE_OPERATION_H_

@@ -1,0 +1,55 @@
+#ifndef JAX_FABRIC_ENGINE_PREPARED_SCATTER_H_
+#define JAX_FABRIC_ENGINE_PREPARED_SCATTER_H_
+
+#include <atomic>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "csrc/engine/group_driver.h"
+#include "csrc/engine/request_planner.h"
+#include "csrc/engine/scatter.h"
+#include "csrc/engine/sharded_operation.h"
+
+namespace jax_fabric {
+
+// What a PreparedScatter holds; lives on where the scatter is destroyed while posts are in flight.
+class ScatterState final : public OperationOwner {
+ public:
+  static Result<std::unique_ptr<PreparedScatter>> Prepare(GroupDriver& driver, const RequestPlanner& planner,
+                                                          std::span<const ScatterEntry> entries);
+
+  void SetLength(size_t entry, uint64_t length);
+  Status Post(Deadline deadline, WorkerCallback callback);
+  // The handle is gone: frees itself now, or when nothing is in flight any more.
+  void Abandon();
+
+  void OnSettled(const Error* error, Settlement settlement) override;
+
+ private:
+  enum State : uint32_t { kIdle, kBusy, kAbandoned };
+  struct Bounds {
+    uint64_t length = 0;
+    uint64_t longest = 0;  // that source, target and plan have room for
+  };
+
+  explicit ScatterState(GroupDriver& driver) : driver_(driver) {
+    operation_.Reset("scatter", Operation::OnFailure::kContinue);
+  }
+  ~ScatterState() = default;
+
+  void Release();
+  Status CheckLengths() const;
+
+  GroupDriver& driver_;
+  ShardedOperation operation_;
+  std::vector<Bounds> bounds_;
+  size_t too_long_ = 0;  // entries whose length exceeds their bound
+  WorkerCallback callback_;
+  // kIdle -> kBusy by the poster (acquire), back by the worker (release): hands the fields above to and fro.
+  std::atomic<uint32_t> state_{kIdle};
+};
+
+}  // namespace jax_fabric
+
+#endif  // JAX_FABRIC_ENGINE_PREPARED_SCATTER_H_

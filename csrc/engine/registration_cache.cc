@@ -1,0 +1,142 @@
+#include "csrc/engine/registration_cache.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace jax_fabric {
+
+RegistrationCache::~RegistrationCache() {
+  for (auto& [address, slot] : by_address_) {
+    // Nobody is left to tell; domains free what they hold when they go.
+    [[maybe_unused]] const Status status = DeregisterFromNics(*slot);
+  }
+}
+
+RegistrationCache::Slot* RegistrationCache::FindSharable(uint64_t address, uint64_t length, MemoryKind kind,
+                                                         Access access) {
+  for (auto it = by_address_.upper_bound(address); it != by_address_.begin();) {
+    --it;
+    Slot& slot = *it->second;
+    if (address - slot.address >= longest_) return nullptr;
+    if (slot.kind == kind && slot.access == access && !slot.closing && address - slot.address <= slot.length &&
+        length <= slot.length - (address - slot.address)) {
+      return &slot;
+    }
+  }
+  return nullptr;
+}
+
+Result<RegistrationCache::Slot*> RegistrationCache::MakeSlot() {
+  uint32_t index;
+  if (!free_slots_.empty()) {
+    index = free_slots_.back();
+    free_slots_.pop_back();
+  } else if (slot_count_ < slots_.kCapacity) {
+    index = slot_count_++;
+    slots_.Reserve(slot_count_);
+  } else {
+    return MakeError(ErrorCode::kResourceExhausted, "register memory: {} ranges are registered; deregister some",
+                     slot_count_);
+  }
+  Slot& slot = *slots_.Find(index);
+  slot.uses = std::max(1u, (slot.uses + 1) & (std::numeric_limits<uint32_t>::max() >> kIndexBits));
+  slot.index = index;
+  slot.registered = 0;
+  slot.closing = false;
+  return &slot;
+}
+
+Status RegistrationCache::RegisterWithNics(Slot& slot) {
+  for (size_t nic = 0; nic < domains_.size(); ++nic) {
+    Result<MemoryRegion> region =
+        domains_[nic]->RegisterMemory(reinterpret_cast<void*>(slot.address), slot.length, slot.kind, slot.access);
+    if (!region.has_value()) {
+      Error error = std::move(region).error();
+      [[maybe_unused]] const Status undone = DeregisterFromNics(slot);  // the first cause is what to tell
+      return tl::unexpected<Error>(std::move(error));
+    }
+    slot.regions[nic] = *region;
+    slot.registered |= 1u << nic;
+  }
+  return {};
+}
+
+Status RegistrationCache::DeregisterFromNics(Slot& slot) {
+  for (size_t nic = 0; nic < domains_.size(); ++nic) {
+    if ((slot.registered & (1u << nic)) == 0) continue;
+    JF_RETURN_IF_ERROR(domains_[nic]->DeregisterMemory(slot.regions[nic]));
+    slot.registered &= ~(1u << nic);
+  }
+  return {};
+}
+
+Result<RegisteredMemory> RegistrationCache::Register(void* address, uint64_t length, MemoryKind kind, Access access) {
+  const uint64_t first = reinterpret_cast<uint64_t>(address);
+  if (address == nullptr || length == 0 || first + length < first) {
+    return MakeError(ErrorCode::kInvalidArgument, "register memory: {} bytes at {} are no range of memory", length,
+                     address);
+  }
+  for (const auto& domain : domains_) {
+    if (const uint64_t limit = domain->limits().max_region_bytes; limit != 0 && length > limit) {
+      return MakeError(ErrorCode::kOutOfRange,
+                       "register memory: {} bytes, but {} registers at most {} at a time; register in pieces", length,
+                       domain->name(), limit);
+    }
+  }
+  std::lock_guard lock(mutex_);
+  Slot* slot = FindSharable(first, length, kind, access);
+  if (slot == nullptr) {
+    JF_ASSIGN_OR_RETURN(slot, MakeSlot());
+    const uint32_t index = slot->index;
+    slot->address = first;
+    slot->length = length;
+    slot->kind = kind;
+    slot->access = access;
+    slot->references = 0;
+    if (Status status = RegisterWithNics(*slot); !status.has_value()) {
+      if (slot->registered == 0) free_slots_.push_back(index);
+      return tl::unexpected<Error>(std::move(status).error());
+    }
+    longest_ = std::max(longest_, length);
+    slot->position = by_address_.emplace(first, slot);
+    slot->id.store(slot->uses << kIndexBits | index, std::memory_order_release);  // partner: Find
+  }
+  ++slot->references;
+  return RegisteredMemory{address, length, slot->id.load(std::memory_order_relaxed)};
+}
+
+Status RegistrationCache::Release(const RegisteredMemory& memory) {
+  std::lock_guard lock(mutex_);
+  Slot* slot = slots_.Find(memory.id & kIndexMask);
+  if (slot == nullptr || memory.id == 0 || slot->id.load(std::memory_order_relaxed) != memory.id) {
+    return MakeError(ErrorCode::kNotFound, "deregister memory: {} bytes at {} (id {}) are not registered",
+                     memory.length, memory.address, memory.id);
+  }
+  if (slot->references > 1) {
+    --slot->references;
+    return {};
+  }
+  slot->closing = true;
+  JF_RETURN_IF_ERROR(DeregisterFromNics(*slot));
+  slot->references = 0;
+  slot->id.store(0, std::memory_order_release);
+  by_address_.erase(slot->position);
+  free_slots_.push_back(memory.id & kIndexMask);
+  return {};
+}
+
+const RegistrationCache::Entry* RegistrationCache::Find(const RegisteredMemory& memory) const {
+  const Slot* slot = slots_.Find(memory.id & kIndexMask);
+  if (slot == nullptr || memory.id == 0 || slot->id.load(std::memory_order_acquire) != memory.id) return nullptr;
+  const uint64_t first = reinterpret_cast<uint64_t>(memory.address);
+  const bool inside = first >= slot->address && first - slot->address <= slot->length &&
+                      memory.length <= slot->length - (first - slot->address);
+  return inside ? slot : nullptr;
+}
+
+size_t RegistrationCache::size() const {
+  std::lock_guard lock(mutex_);
+  return by_address_.size();
+}
+
+}  // namespace jax_fabric

@@ -1,0 +1,109 @@
+#include "csrc/engine/registration_cache.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <vector>
+
+#include "csrc/engine/testing/loopback_domain.h"
+
+namespace jax_fabric {
+namespace {
+
+using testing::LoopbackDomain;
+using testing::LoopbackNetwork;
+
+class RegistrationCacheTest : public ::testing::Test {
+ protected:
+  RegistrationCacheTest() {
+    for (int i = 0; i < 2; ++i) {
+      LoopbackDomain::Options options;
+      options.limits.max_region_bytes = uint64_t{64} << 30;
+      auto domain = std::make_unique<LoopbackDomain>(network_, options);
+      raw_.push_back(domain.get());
+      domains_.push_back(std::move(domain));
+    }
+    cache_ = std::make_unique<RegistrationCache>(domains_);
+  }
+
+  Result<RegisteredMemory> Register(uint64_t address, uint64_t length, Access access = Access::kRemoteWrite,
+                                    MemoryKind kind = MemoryKind::kHost) {
+    return cache_->Register(reinterpret_cast<void*>(address), length, kind, access);
+  }
+
+  LoopbackNetwork network_{1};
+  std::vector<LoopbackDomain*> raw_;
+  std::vector<std::unique_ptr<Domain>> domains_;
+  std::unique_ptr<RegistrationCache> cache_;
+};
+
+TEST_F(RegistrationCacheTest, SameAndSubRangesShare) {
+  const auto whole = Register(4096, 8192).value();
+  const auto same = Register(4096, 8192).value();
+  const auto inside = Register(5000, 100).value();
+  const auto end = Register(4096 + 8191, 1).value();
+  EXPECT_EQ(raw_[0]->regions(), 1u);
+  EXPECT_EQ(raw_[1]->regions(), 1u);
+  EXPECT_EQ(inside.id, whole.id);
+  EXPECT_EQ(cache_->Find(inside)->address, 4096u);
+  for (const auto& memory : {whole, same, inside}) EXPECT_TRUE(cache_->Release(memory).has_value());
+  EXPECT_EQ(raw_[0]->regions(), 1u);
+  EXPECT_TRUE(cache_->Release(end).has_value());
+  EXPECT_EQ(raw_[0]->regions(), 0u);
+  EXPECT_EQ(cache_->Release(end).error().code, ErrorCode::kNotFound);
+  EXPECT_EQ(cache_->Find(end), nullptr);
+}
+
+TEST_F(RegistrationCacheTest, SuperRangesPermissionsAndKindsDoNotShare) {
+  const auto small = Register(4096, 100).value();
+  const auto large = Register(4000, 1000).value();
+  const auto local = Register(4096, 100, Access::kLocalOnly).value();
+  const auto device = Register(4096, 100, Access::kRemoteWrite, MemoryKind::kCuda).value();
+  EXPECT_EQ(cache_->size(), 4u);
+  EXPECT_NE(small.id, large.id);
+  EXPECT_NE(local.id, small.id);
+  EXPECT_NE(device.id, small.id);
+  // Now inside of the large one, which begins earlier.
+  EXPECT_EQ(Register(4200, 10).value().id, large.id);
+}
+
+TEST_F(RegistrationCacheTest, SixtyFourBits) {
+  const uint64_t base = uint64_t{5} << 30;
+  const auto memory = Register(base, (uint64_t{32} << 30) + 3).value();
+  EXPECT_EQ(Register(base + (uint64_t{32} << 30), 3).value().id, memory.id);
+  EXPECT_NE(Register(base + (uint64_t{32} << 30), 4).value().id, memory.id);
+  EXPECT_FALSE(Register(~uint64_t{0} - 10, 100).has_value());
+  EXPECT_FALSE(Register(0, 100).has_value());
+  EXPECT_FALSE(Register(4096, 0).has_value());
+  EXPECT_EQ(Register(4096, uint64_t{65} << 30).error().code, ErrorCode::kOutOfRange);
+}
+
+TEST_F(RegistrationCacheTest, InUseStaysRegistered) {
+  const auto memory = Register(4096, 100).value();
+  const PeerId peer = raw_[1]->AddPeer(raw_[1]->address()).value();
+  std::vector<Completion> completions(4);
+  raw_[1]->Poll(completions);
+  raw_[1]->faults().silent.insert(peer);
+  WriteRequest write;
+  write.peer = peer;
+  write.local_key = cache_->Find(memory)->regions[1].local_key;
+  ASSERT_EQ(raw_[1]->PostWrite(write), PostResult::kPosted);
+  EXPECT_EQ(cache_->Release(memory).error().code, ErrorCode::kFailedPrecondition);
+  EXPECT_NE(cache_->Find(memory), nullptr);
+  EXPECT_NE(Register(4096, 100).value().id, memory.id);  // what is about to go is not shared
+  raw_[1]->RemovePeer(peer);
+  EXPECT_TRUE(cache_->Release(memory).has_value());
+}
+
+TEST_F(RegistrationCacheTest, FlatOverManyRounds) {
+  for (uint64_t i = 0; i < 100'000; ++i) {
+    const auto memory = Register(4096 + i % 7 * 8192, 100 + i % 13).value();
+    ASSERT_LT(memory.id & 0x3ffff, 2u);
+    ASSERT_TRUE(cache_->Release(memory).has_value());
+  }
+  EXPECT_EQ(cache_->size(), 0u);
+  EXPECT_EQ(raw_[0]->regions(), 0u);
+}
+
+}  // namespace
+}  // namespace jax_fabric

@@ -1,0 +1,82 @@
+// Peer addresses and descriptors: what comes from the wire.
+#include <gtest/gtest.h>
+
+#include "csrc/engine/descriptor.h"
+#include "csrc/engine/peer_address.h"
+
+namespace jax_fabric {
+namespace {
+
+PeerAddress SomeAddress() {
+  PeerAddress address;
+  address.name = "decoder-1";
+  address.kind = DomainKind::kEfa;
+  address.incarnation = 0x123456789abcdef0;
+  address.max_write_bytes = uint64_t{1} << 40;
+  address.max_message_bytes = 8192;
+  address.nics = {Bytes(32, std::byte{1}), Bytes(32, std::byte{2})};
+  return address;
+}
+
+TEST(PeerAddress, RoundTrip) {
+  const PeerAddress address = SomeAddress();
+  const PeerAddress parsed = PeerAddress::Parse(address.Serialize()).value();
+  EXPECT_EQ(parsed.name, address.name);
+  EXPECT_EQ(parsed.kind, address.kind);
+  EXPECT_EQ(parsed.incarnation, address.incarnation);
+  EXPECT_EQ(parsed.max_write_bytes, address.max_write_bytes);
+  EXPECT_EQ(parsed.max_message_bytes, address.max_message_bytes);
+  EXPECT_EQ(parsed.nics, address.nics);
+}
+
+TEST(PeerAddress, DamageIsRefused) {
+  const Bytes good = SomeAddress().Serialize();
+  for (size_t length = 0; length < good.size(); ++length) {
+    EXPECT_FALSE(PeerAddress::Parse(ByteView(good.data(), length)).has_value()) << length;
+  }
+  for (size_t bit = 0; bit < good.size() * 8; ++bit) {
+    Bytes bad = good;
+    bad[bit / 8] ^= std::byte{1} << (bit % 8);
+    EXPECT_FALSE(PeerAddress::Parse(bad).has_value()) << bit;
+  }
+}
+
+TEST(PeerAddress, ImpossibleValuesAreRefused) {
+  PeerAddress address = SomeAddress();
+  address.nics.assign(5, Bytes(8));
+  EXPECT_EQ(PeerAddress::Parse(address.Serialize()).error().code, ErrorCode::kInvalidArgument);
+  address.nics.clear();
+  EXPECT_FALSE(PeerAddress::Parse(address.Serialize()).has_value());
+  address = SomeAddress();
+  address.incarnation = 0;
+  EXPECT_FALSE(PeerAddress::Parse(address.Serialize()).has_value());
+  address = SomeAddress();
+  address.nics[0].resize(5000);
+  EXPECT_FALSE(PeerAddress::Parse(address.Serialize()).has_value());
+}
+
+TEST(Descriptor, RoundTripAndDamage) {
+  RemoteMemory memory;
+  memory.length = (uint64_t{1} << 32) + 3;
+  memory.incarnation = 7;
+  memory.nics = {{0x7f0000000000, 42}, {0, ~uint64_t{0}}};
+  const Bytes good = SerializeDescriptor(memory);
+  const RemoteMemory parsed = ParseDescriptor(good).value();
+  EXPECT_EQ(parsed.length, memory.length);
+  EXPECT_EQ(parsed.incarnation, memory.incarnation);
+  ASSERT_EQ(parsed.nics.size(), 2u);
+  EXPECT_EQ(parsed.nics[0].remote_address, memory.nics[0].remote_address);
+  EXPECT_EQ(parsed.nics[1].remote_key, memory.nics[1].remote_key);
+  for (size_t length = 0; length < good.size(); ++length) {
+    EXPECT_FALSE(ParseDescriptor(ByteView(good.data(), length)).has_value());
+  }
+  for (size_t bit = 0; bit < good.size() * 8; ++bit) {
+    Bytes bad = good;
+    bad[bit / 8] ^= std::byte{1} << (bit % 8);
+    EXPECT_FALSE(ParseDescriptor(bad).has_value()) << bit;
+  }
+  EXPECT_FALSE(ParseDescriptor(SomeAddress().Serialize()).has_value());
+}
+
+}  // namespace
+}  // namespace jax_fabric

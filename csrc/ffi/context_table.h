@@ -1,0 +1,80 @@
+// From the small integers in a compiled program to the objects of this process. Attributes of a custom call must be
+// equal in all processes, so they carry handles, never pointers; the device says which local rank is meant.
+#ifndef JAX_FABRIC_FFI_CONTEXT_TABLE_H_
+#define JAX_FABRIC_FFI_CONTEXT_TABLE_H_
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "csrc/base/executor.h"
+#include "csrc/base/status.h"
+#include "csrc/moe/context.h"
+
+namespace jax_fabric::ffi_layer {
+
+// One local rank of one expert-parallel context. Never freed (a few words each), so that a handler that races with
+// close finds it closed, not gone.
+class LocalRank {
+ public:
+  LocalRank(int32_t device, moe::Context* context, Executor* completion)
+      : device_(device), completion_(completion), context_(context) {}
+
+  int32_t device() const { return device_; }
+  Executor* completion() const { return completion_; }
+
+  // The context, kept alive until Leave; null after Close (then Leave is not called).
+  moe::Context* Enter();
+  void Leave() { handlers_.fetch_sub(1, std::memory_order_release); }
+  // Returns when no handler is inside any more; handlers never block.
+  void Close();
+
+ private:
+  const int32_t device_;
+  Executor* const completion_;
+  std::atomic<moe::Context*> context_;
+  std::atomic<int64_t> handlers_{0};
+};
+
+// Leaves when it goes out of scope.
+class Visit {
+ public:
+  explicit Visit(LocalRank* rank) : rank_(rank), context_(rank->Enter()) {}
+  Visit(const Visit&) = delete;
+  Visit& operator=(const Visit&) = delete;
+  ~Visit() {
+    if (context_ != nullptr) rank_->Leave();
+  }
+  moe::Context* context() const { return context_; }
+  Executor* completion() const { return rank_->completion(); }
+
+ private:
+  LocalRank* const rank_;
+  moe::Context* const context_;
+};
+
+class ContextTable {
+ public:
+  static constexpr int64_t kMaxContexts = 4096;
+  static ContextTable& Get();
+
+  // `completion` outlives every call. The pair (handle, device) is new.
+  Status Add(int64_t handle, int32_t device, moe::Context* context, Executor* completion);
+  // Lock-free. Null: no such handle, or the device is not one of its ranks here.
+  LocalRank* Find(int64_t handle, int32_t device) const;
+  void Close(int64_t handle);
+
+ private:
+  std::mutex mutex_;  // of writers
+  // Replaced as a whole when a rank is added; old versions stay (readers may hold them).
+  std::array<std::atomic<const std::vector<LocalRank*>*>, kMaxContexts> table_{};
+  std::vector<std::unique_ptr<LocalRank>> ranks_;
+  std::vector<std::unique_ptr<const std::vector<LocalRank*>>> versions_;
+};
+
+}  // namespace jax_fabric::ffi_layer
+
+#endif  // JAX_FABRIC_FFI_CONTEXT_TABLE_H_

@@ -1,0 +1,82 @@
+#include "csrc/ffi/local_engine.h"
+
+#include <algorithm>
+
+#include "csrc/engine/domains/local/local_domain.h"
+#include "csrc/ffi/context_table.h"
+
+namespace jax_fabric::ffi_layer {
+
+Result<std::unique_ptr<LocalEngine>> LocalEngine::Create(int worker_threads) {
+  std::unique_ptr<LocalEngine> local(new LocalEngine);
+  EngineOptions options;
+  options.workers = static_cast<uint32_t>(worker_threads);
+  JF_ASSIGN_OR_RETURN(local->engine_, TransferEngine::Create(options));
+  return local;
+}
+
+LocalEngine::~LocalEngine() { Close(1'000'000); }
+
+Result<size_t> LocalEngine::AddLocalGroup(const std::string& name) {
+  LocalDomainOptions domain_options;
+  domain_options.name = name;
+  JF_ASSIGN_OR_RETURN(std::unique_ptr<Domain> domain, CreateLocalDomain(domain_options));
+  GroupOptions options;
+  options.name = name;
+  options.domains.push_back(std::move(domain));
+  Device device;
+  JF_ASSIGN_OR_RETURN(device.group, engine_->AddGroup(std::move(options)));
+  JF_ASSIGN_OR_RETURN(device.kernels, SerialExecutor::Start("jf_kernels"));
+  JF_ASSIGN_OR_RETURN(device.completions, SerialExecutor::Start("jf_completion"));
+  devices_.push_back(std::move(device));
+  return devices_.size() - 1;
+}
+
+Result<moe::Context*> LocalEngine::AddMoeContext(size_t device, const moe::MoeConfig& config, int64_t handle,
+                                                 int32_t ordinal) {
+  if (closed_) return MakeError(ErrorCode::kFailedPrecondition, "the fabric was closed");
+  JF_ASSIGN_OR_RETURN(std::unique_ptr<moe::Context> context,
+                      moe::Context::Create(config, devices_[device].group, devices_[device].kernels.get()));
+  JF_RETURN_IF_ERROR(
+      ContextTable::Get().Add(handle, ordinal, context.get(), devices_[device].completions.get()));
+  contexts_.push_back(std::move(context));
+  handles_.push_back(handle);
+  return contexts_.back().get();
+}
+
+const Error* LocalEngine::FirstError() const {
+  for (const auto& context : contexts_) {
+    if (const Error* error = context->error(); error != nullptr) return error;
+  }
+  return nullptr;
+}
+
+bool LocalEngine::Close(int64_t timeout_us) {
+  if (closed_) return true;
+  closed_ = true;
+  const Deadline deadline = Deadline::After(SteadyClock::Get(), timeout_us);
+  for (const int64_t handle : handles_) ContextTable::Get().Close(handle);
+  for (const auto& context : contexts_) context->Close(deadline);
+  bool quiet = engine_->Close(deadline).has_value();
+
+  for (const auto& context : contexts_) quiet = context->Close(deadline) && quiet;
+  for (Device& device : devices_) {
+    const int64_t left_us = std::max<int64_t>(0, (deadline.at_ns - SteadyClock::Get().NowNs()) / 1000);
+    quiet = device.kernels->Stop(left_us).has_value() && quiet;
+    quiet = device.completions->Stop(left_us).has_value() && quiet;
+  }
+  if (!quiet) {
+    // Something still runs in there (a user's program that a completion started, say): leaking is the only safe end.
+    for (auto& context : contexts_) (void)context.release();
+    for (Device& device : devices_) {
+      (void)device.kernels.release();
+      (void)device.completions.release();
+    }
+    (void)engine_.release();
+  }
+  contexts_.clear();
+  engine_.reset();
+  return quiet;
+}
+
+}  // namespace jax_fabric::ffi_layer

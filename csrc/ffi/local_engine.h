@@ -1,0 +1,57 @@
+// What one Fabric owns in this process: the transfer engine, a group and two threads for each local device, and the
+// local ranks of its expert-parallel contexts.
+#ifndef JAX_FABRIC_FFI_LOCAL_ENGINE_H_
+#define JAX_FABRIC_FFI_LOCAL_ENGINE_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "csrc/base/serial_executor.h"
+#include "csrc/base/status.h"
+#include "csrc/engine/transfer_engine.h"
+#include "csrc/moe/context.h"
+
+namespace jax_fabric::ffi_layer {
+
+class LocalEngine {
+ public:
+  struct Device {
+    DomainGroup* group = nullptr;
+    // Receive kernels that no XLA thread was there to run.
+    std::unique_ptr<SerialExecutor> kernels;
+    // Fulfils promises, and with them runs whatever XLA has waiting for them: never mixed with the kernels, which
+    // other ranks wait for.
+    std::unique_ptr<SerialExecutor> completions;
+  };
+
+  // worker_threads 0: by the number of cores.
+  static Result<std::unique_ptr<LocalEngine>> Create(int worker_threads);
+  ~LocalEngine();
+
+  // A device whose peers are on this machine; returns its index.
+  Result<size_t> AddLocalGroup(const std::string& name);
+  Device& device(size_t index) { return devices_[index]; }
+
+  // A local rank of the context with this handle; `ordinal` is how XLA numbers the device.
+  Result<moe::Context*> AddMoeContext(size_t device, const moe::MoeConfig& config, int64_t handle, int32_t ordinal);
+  // Of any context, or null.
+  const Error* FirstError() const;
+
+  // Local, bounded, idempotent. False: something of the engine was still busy at the deadline and is left behind.
+  bool Close(int64_t timeout_us);
+
+ private:
+  LocalEngine() = default;
+
+  std::unique_ptr<TransferEngine> engine_;
+  std::vector<Device> devices_;
+  std::vector<int64_t> handles_;
+  std::vector<std::unique_ptr<moe::Context>> contexts_;
+  bool closed_ = false;
+};
+
+}  // namespace jax_fabric::ffi_layer
+
+#endif  // JAX_FABRIC_FFI_LOCAL_ENGINE_H_

@@ -1,0 +1,285 @@
+// DispatchSend and DispatchReceive.
+#include <cstdint>
+#include <cstring>
+
+#include "csrc/kernels/cpu/message.h"
+#include "csrc/kernels/cpu/row_ops.h"
+#include "csrc/kernels/moe_kernels.h"
+#include "csrc/kernels/moe_layout.h"
+
+namespace jax_fabric::kernels {
+namespace {
+
+// ---- Send ----------------------------------------------------------------------------------------------------------
+//
+// The entries of a message lie behind its row metadata and the rows behind its entries, so both are counted first: rows
+// while they are numbered, entries while they are written. There is no scratch memory, since nothing bounds the number
+// of ranks; until it gets its value at the end, message_bytes[r] holds both counts of the message to rank r.
+
+class Tally {
+ public:
+  explicit Tally(int64_t* word) : word_(word) {}
+  int64_t rows() const { return *word_ >> 32; }
+  int64_t entries() const { return *word_ & 0xffffffff; }
+  void AddRow() { *word_ += int64_t{1} << 32; }
+  void AddEntry() { *word_ += 1; }
+
+ private:
+  int64_t* word_;
+};
+
+constexpr uint32_t kNoEntriesYet = 0xffffffff;
+
+struct Target {
+  int32_t rank;  // -1: not routed
+  uint32_t local_expert;
+};
+
+Target TargetOf(const MoeShape& shape, int32_t expert) {
+  // As unsigned numbers, negative ids are too large as well.
+  if (static_cast<uint32_t>(expert) >= static_cast<uint32_t>(shape.experts)) return {-1, 0};
+  const int32_t rank = expert / shape.experts_per_rank;
+  return {rank, static_cast<uint32_t>(expert - rank * shape.experts_per_rank)};
+}
+
+// Fills route.index and the tokens of the row metadata; counts rows.
+void NumberRows(const DispatchSendArgs& args) {
+  const MoeShape& shape = args.layout.shape;
+  const int64_t ranks = shape.ranks;
+  for (int64_t r = 0; r < ranks; ++r) args.message_bytes[r] = 0;
+  for (int64_t t = 0; t < args.t_rows; ++t) {
+    int32_t* index = args.route.index + t * ranks;
+    for (int64_t r = 0; r < ranks; ++r) index[r] = -1;
+    for (int64_t k = 0; k < shape.top_k; ++k) {
+      const int32_t rank = TargetOf(shape, args.experts[t * shape.top_k + k]).rank;
+      if (rank < 0 || index[rank] >= 0) continue;
+      Tally tally(&args.message_bytes[rank]);
+      index[rank] = static_cast<int32_t>(tally.rows());
+      auto* meta = At<RowMeta>(args.slots[rank], args.layout.RowMetaOffset());
+      meta[tally.rows()] = RowMeta{static_cast<uint32_t>(t), kNoEntriesYet};
+      tally.AddRow();
+    }
+  }
+}
+
+// Puts an expert into the sorted entries [begin, end). False if it was there: then its weight has grown.
+bool InsertEntry(Entry* begin, Entry* end, uint32_t local_expert, float weight) {
+  Entry* place = end;
+  while (place != begin && place[-1].local_expert > local_expert) --place;
+  if (place != begin && place[-1].local_expert == local_expert) {
+    place[-1].weight += weight;
+    return false;
+  }
+  for (Entry* entry = end; entry != place; --entry) *entry = entry[-1];
+  *place = Entry{local_expert, weight};
+  return true;
+}
+
+// Index in the sorted entries [begin, ...) of an expert that is there.
+int32_t FindEntry(const Entry* begin, uint32_t local_expert) {
+  const Entry* entry = begin;
+  while (entry->local_expert != local_expert) ++entry;
+  return static_cast<int32_t>(entry - begin);
+}
+
+// Fills the entries, where they begin for each row, and route.slot; counts entries.
+void WriteEntries(const DispatchSendArgs& args) {
+  const SlotLayout& layout = args.layout;
+  const MoeShape& shape = layout.shape;
+  const int64_t top_k = shape.top_k;
+  const int64_t local_top_k = shape.LocalTopK();
+  for (int64_t t = 0; t < args.t_rows; ++t) {
+    const int32_t* index = args.route.index + t * shape.ranks;
+    const auto row_of = [&](int32_t rank) {
+      return At<RowMeta>(args.slots[rank], layout.RowMetaOffset()) + index[rank];
+    };
+    const auto entries_of = [&](int32_t rank) {
+      return At<Entry>(args.slots[rank], layout.EntriesOffset(Tally(&args.message_bytes[rank]).rows()));
+    };
+    for (int64_t k = 0; k < top_k; ++k) {
+      const Target target = TargetOf(shape, args.experts[t * top_k + k]);
+      if (target.rank < 0) continue;
+      Tally tally(&args.message_bytes[target.rank]);
+      RowMeta* row = row_of(target.rank);
+      if (row->entry_begin == kNoEntriesYet) row->entry_begin = static_cast<uint32_t>(tally.entries());
+      Entry* entries = entries_of(target.rank);
+      if (InsertEntry(entries + row->entry_begin, entries + tally.entries(), target.local_expert,
+                      args.weights[t * top_k + k])) {
+        tally.AddEntry();
+      }
+    }
+    // Only now do entries stay where they are.
+    for (int64_t k = 0; k < top_k; ++k) {
+      const Target target = TargetOf(shape, args.experts[t * top_k + k]);
+      int32_t slot = -1;
+      if (target.rank >= 0) {
+        const Entry* begin = entries_of(target.rank) + row_of(target.rank)->entry_begin;
+        slot = static_cast<int32_t>(target.rank * local_top_k + FindEntry(begin, target.local_expert));
+      }
+      args.route.slot[t * top_k + k] = slot;
+    }
+  }
+}
+
+int64_t PayloadOffset(const DispatchSendArgs& args, int64_t rank) {
+  const Tally tally(&args.message_bytes[rank]);
+  return args.layout.DispatchPayloadOffset(tally.rows(), tally.entries());
+}
+
+void WriteRows(const DispatchSendArgs& args) {
+  const SlotLayout& layout = args.layout;
+  const int64_t hidden = layout.shape.hidden;
+  const int64_t ranks = layout.shape.ranks;
+  const int64_t stride = layout.DispatchRowBytes();
+  const int64_t row_bytes = hidden * ElementBytes(layout.dispatch_type);
+  const RowOps& ops = GetRowOps();
+  for (int64_t t = 0; t < args.t_rows; ++t) {
+    const void* from = ElementAt(args.x, args.x_type, t * hidden);
+    ElementType from_type = args.x_type;
+    for (int64_t r = 0; r < ranks; ++r) {
+      const int64_t index = args.route.index[t * ranks + r];
+      if (index < 0) continue;
+      char* to = At<char>(args.slots[r], PayloadOffset(args, r) + index * stride);
+      ConvertRow(ops, to, layout.dispatch_type, from, from_type, hidden);
+      ZeroRowPadding(to, row_bytes, stride);
+      // The other ranks get a copy of the converted row.
+      if (from_type != layout.dispatch_type) {
+        from = to;
+        from_type = layout.dispatch_type;
+      }
+    }
+  }
+}
+
+// Headers, and everybody's counts in everybody's message. Ends the life of the tallies.
+void WriteHeaders(const DispatchSendArgs& args) {
+  const SlotLayout& layout = args.layout;
+  const int64_t ranks = layout.shape.ranks;
+  for (int64_t r = 0; r < ranks; ++r) {
+    void* slot = args.slots[r];
+    auto* rows = At<uint32_t>(slot, layout.CountsOffset());
+    auto* expert_rows = rows + ranks;
+    for (int64_t peer = 0; peer < ranks; ++peer) {
+      const Tally tally(&args.message_bytes[peer]);
+      rows[peer] = static_cast<uint32_t>(tally.rows());
+      expert_rows[peer] = static_cast<uint32_t>(tally.entries());
+    }
+    const Tally tally(&args.message_bytes[r]);
+    const int64_t entries_end = layout.EntriesOffset(tally.rows()) + tally.entries() * sizeof(Entry);
+    const int64_t payload_offset = PayloadOffset(args, r);
+    ZeroBytes(slot, entries_end, payload_offset);
+    WriteHeader(args.stamp, ExchangeKind::kDispatch, tally.rows(), tally.entries(), payload_offset, slot);
+  }
+  for (int64_t r = 0; r < ranks; ++r) {
+    const Tally tally(&args.message_bytes[r]);
+    args.message_bytes[r] = layout.DispatchMessageBytes(tally.rows(), tally.entries());
+  }
+}
+
+// ---- Receive -------------------------------------------------------------------------------------------------------
+
+// The metadata of a checked message.
+struct DispatchMessage {
+  DispatchMessage(const SlotLayout& layout, const void* slot)
+      : rows(HeaderOf(slot).rows),
+        expert_rows(HeaderOf(slot).expert_rows),
+        meta(At<RowMeta>(slot, layout.RowMetaOffset())),
+        entries(At<Entry>(slot, layout.EntriesOffset(rows))),
+        payload(At<char>(slot, HeaderOf(slot).payload_offset)) {}
+
+  int64_t EntryBegin(int64_t row) const { return meta[row].entry_begin; }
+  int64_t EntryEnd(int64_t row) const { return row + 1 < rows ? meta[row + 1].entry_begin : expert_rows; }
+
+  int64_t rows;
+  int64_t expert_rows;
+  const RowMeta* meta;
+  const Entry* entries;
+  const char* payload;
+};
+
+// group_sizes[e] = the position at which the rows of expert e begin. Returns the number of rows of all experts.
+int64_t FindGroupBegins(const DispatchReceiveArgs& args) {
+  const MoeShape& shape = args.layout.shape;
+  for (int64_t e = 0; e < shape.experts_per_rank; ++e) args.group_sizes[e] = 0;
+  for (int64_t s = 0; s < shape.ranks; ++s) {
+    const DispatchMessage message(args.layout, args.slots[s]);
+    for (int64_t i = 0; i < message.expert_rows; ++i) ++args.group_sizes[message.entries[i].local_expert];
+  }
+  int64_t total = 0;
+  for (int64_t e = 0; e < shape.experts_per_rank; ++e) {
+    const int32_t size = args.group_sizes[e];
+    args.group_sizes[e] = static_cast<int32_t>(total);
+    total += size;
+  }
+  return total;
+}
+
+// Moves each row to its positions. Walking sources, tokens and experts in rising order and giving each expert's rows
+// the next position of its group is what orders a group by (source, token). Moves group_sizes[e] to the group's end.
+void PlaceRows(const DispatchReceiveArgs& args) {
+  const SlotLayout& layout = args.layout;
+  const MoeShape& shape = layout.shape;
+  const int64_t local_top_k = shape.LocalTopK();
+  const RowOps& ops = GetRowOps();
+  for (int64_t s = 0; s < shape.ranks; ++s) {
+    const DispatchMessage message(layout, args.slots[s]);
+    args.route.rows[s] = static_cast<int32_t>(message.rows);
+    int32_t* positions = args.route.positions + s * shape.max_tokens * local_top_k;
+    for (int64_t j = 0; j < message.rows; ++j, positions += local_top_k) {
+      const void* from = message.payload + j * layout.DispatchRowBytes();
+      ElementType from_type = layout.dispatch_type;
+      const int64_t begin = message.EntryBegin(j);
+      const int64_t count = message.EntryEnd(j) - begin;
+      for (int64_t i = 0; i < count; ++i) {
+        const Entry& entry = message.entries[begin + i];
+        const int64_t position = args.group_sizes[entry.local_expert]++;
+        const bool fits = position < shape.capacity;
+        positions[i] = fits ? static_cast<int32_t>(position) : -1;
+        if (!fits) continue;
+        args.weights[position] = entry.weight;
+        char* to = ElementAt(args.tokens, args.tokens_type, position * shape.hidden);
+        ConvertRow(ops, to, args.tokens_type, from, from_type, shape.hidden);
+        from = to;  // a converted row needs no second conversion, and a copy of it is in the cache as well
+        from_type = args.tokens_type;
+      }
+      for (int64_t i = count; i < local_top_k; ++i) positions[i] = -1;
+    }
+    std::memset(positions, 0xff, (shape.max_tokens - message.rows) * local_top_k * sizeof(int32_t));
+  }
+}
+
+// From ends of groups to sizes, without what lies past the capacity.
+void FindGroupSizes(const DispatchReceiveArgs& args) {
+  const int64_t capacity = args.layout.shape.capacity;
+  int64_t begin = 0;
+  for (int64_t e = 0; e < args.layout.shape.experts_per_rank; ++e) {
+    const int64_t end = args.group_sizes[e] < capacity ? args.group_sizes[e] : capacity;
+    args.group_sizes[e] = static_cast<int32_t>(end - begin);
+    begin = end;
+  }
+}
+
+}  // namespace
+
+void DispatchSend(const DispatchSendArgs& args) {
+  NumberRows(args);
+  WriteEntries(args);
+  WriteRows(args);
+  WriteHeaders(args);
+}
+
+void DispatchReceive(const DispatchReceiveArgs& args) {
+  const MoeShape& shape = args.layout.shape;
+  const int64_t total = FindGroupBegins(args);
+  PlaceRows(args);
+  FindGroupSizes(args);
+  const int64_t used = total < shape.capacity ? total : shape.capacity;
+  for (int64_t c = used; c < shape.capacity; ++c) args.weights[c] = 0.0f;
+  if (args.zero_padding) {
+    const int64_t row_bytes = shape.hidden * ElementBytes(args.tokens_type);
+    ZeroBytes(args.tokens, used * row_bytes, shape.capacity * row_bytes);
+  }
+  if (args.dropped != nullptr) *args.dropped = static_cast<int32_t>(total - used);
+}
+
+}  // namespace jax_fabric::kernels

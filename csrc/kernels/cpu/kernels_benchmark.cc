@@ -1,0 +1,206 @@
+// GB/s of every kernel beside those of memcpy, on one core: rows read plus rows written, over the best time of many.
+//
+// kernels_benchmark [tokens hidden top_k experts ranks]
+#include <time.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "csrc/kernels/cpu/row_ops.h"
+#include "csrc/kernels/moe_kernels.h"
+#include "csrc/kernels/moe_layout.h"
+
+namespace jax_fabric::kernels {
+namespace {
+
+constexpr int kRepeats = 30;
+
+struct Free {
+  void operator()(void* memory) const { std::free(memory); }
+};
+using Buffer = std::unique_ptr<void, Free>;
+
+// Touched, so that no page fault is measured. The bytes are small numbers in bfloat16 and float16.
+Buffer MakeBuffer(int64_t bytes) {
+  Buffer buffer(std::aligned_alloc(4096, AlignUp(std::max<int64_t>(bytes, 1), 4096)));
+  std::memset(buffer.get(), 0x3c, bytes);
+  return buffer;
+}
+
+// Not the time of day: other programs on this machine count less that way.
+double ThreadSeconds() {
+  timespec now;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+void Report(const char* name, int64_t bytes, const std::function<void()>& run) {
+  double best = 1e30;
+  for (int i = 0; i < kRepeats; ++i) {
+    const double begin = ThreadSeconds();
+    run();
+    best = std::min(best, ThreadSeconds() - begin);
+  }
+  std::printf("  %-36s %8.1f us %8.2f MB %7.2f GB/s\n", name, best * 1e6, bytes * 1e-6, bytes / best * 1e-9);
+}
+
+// One rank; every source, itself included, sends it what it sends to rank 0.
+class Benchmark {
+ public:
+  Benchmark(const MoeShape& shape, ElementType type)
+      : layout_{shape, type, type},
+        type_(type),
+        rows_(shape.max_tokens, 0),
+        x_(MakeBuffer(int64_t{shape.max_tokens} * shape.hidden * ElementBytes(type))),
+        tokens_(MakeBuffer(shape.capacity * shape.hidden * ElementBytes(type))),
+        y_(MakeBuffer(shape.capacity * shape.hidden * ElementBytes(type))),
+        experts_(int64_t{shape.max_tokens} * shape.top_k),
+        weights_(experts_.size(), 0.125f),
+        index_(int64_t{shape.max_tokens} * shape.ranks),
+        slot_(experts_.size()),
+        positions_(int64_t{shape.ranks} * shape.max_tokens * shape.LocalTopK()),
+        rows_received_(shape.ranks),
+        row_weights_(shape.capacity),
+        dots_(shape.capacity),
+        group_sizes_(shape.experts_per_rank),
+        message_bytes_(shape.ranks) {
+    for (int32_t r = 0; r < shape.ranks; ++r) {
+      buffers_.push_back(MakeBuffer(layout_.SlotBytes()));
+      slots_.push_back(buffers_.back().get());
+    }
+    // Every token goes to distinct experts, as after a top_k.
+    std::mt19937_64 random(1);
+    std::vector<int32_t> all(shape.experts);
+    for (int32_t e = 0; e < shape.experts; ++e) all[e] = e;
+    for (int64_t t = 0; t < shape.max_tokens; ++t) {
+      std::shuffle(all.begin(), all.end(), random);
+      std::copy_n(all.begin(), shape.top_k, experts_.begin() + t * shape.top_k);
+    }
+  }
+
+  void Run() {
+    const MoeShape& shape = layout_.shape;
+    const int64_t row = shape.hidden * ElementBytes(type_);
+    Send();
+    const int64_t sent = std::count_if(index_.begin(), index_.end(), [](int32_t i) { return i >= 0; });
+    Report("DispatchSend", 2 * sent * row, [&] { Send(); });
+    // From here on the messages of all sources are the ones to this rank, all full.
+    for (int32_t r = 1; r < shape.ranks; ++r) std::memcpy(slots_[r], slots_[0], message_bytes_[0]);
+    Receive();
+    int64_t rows = 0, entries = 0;
+    for (int32_t count : rows_received_) rows += count;
+    for (int32_t size : group_sizes_) entries += size;
+    Report("DispatchReceive", (rows + entries) * row, [&] { Receive(); });
+    Report("CombineSend, weighted", (rows + entries) * row, [&] { SendSums(true); });
+    Report("CombineSend, unweighted", (rows + entries) * row, [&] { SendSums(false); });
+    SendSums(true);
+    // This rank's tokens look into messages that have enough rows for their route.
+    for (int32_t r = 0; r < shape.ranks; ++r) static_cast<MessageHeader*>(slots_[r])->rows = shape.max_tokens;
+    Report("CombineReceive", (sent + shape.max_tokens) * row, [&] { ReceiveSums(); });
+    Report("RedispatchSend", 2 * sent * row, [&] { SendAgain(); });
+    for (int32_t r = 0; r < shape.ranks; ++r) static_cast<MessageHeader*>(slots_[r])->rows = shape.max_tokens;
+    // It clears what nothing goes to.
+    Report("RedispatchReceive, weights and dots", (rows + entries + shape.capacity) * row, [&] { ReceiveAgain(); });
+    Report("CheckMessage (GB/s without meaning)", rows * row, [&] { Check(); });
+  }
+
+ private:
+  void Send() {
+    DispatchSend({.layout = layout_, .stamp = {}, .t_rows = layout_.shape.max_tokens, .x_type = type_, .x = x_.get(),
+                  .experts = experts_.data(), .weights = weights_.data(), .route = {index_.data(), slot_.data()},
+                  .slots = slots_.data(), .message_bytes = message_bytes_.data()});
+  }
+  void Receive() {
+    DispatchReceive({.layout = layout_, .slots = slots_.data(), .tokens_type = type_, .tokens = tokens_.get(),
+                     .weights = row_weights_.data(), .group_sizes = group_sizes_.data(),
+                     .route = {positions_.data(), rows_received_.data()}});
+  }
+  void Check() {
+    for (const void* slot : slots_) {
+      if (CheckMessage(layout_, slot, ExchangeKind::kRedispatch, MessageStamp{}, 0) != nullptr) std::abort();
+    }
+  }
+  void SendSums(bool weighted) {
+    CombineSend({.layout = layout_, .stamp = {}, .y_type = type_, .y = y_.get(),
+                 .row_weights = weighted ? row_weights_.data() : nullptr,
+                 .route = {positions_.data(), rows_received_.data()}, .slots = slots_.data(),
+                 .message_bytes = message_bytes_.data()});
+  }
+  void ReceiveSums() {
+    CombineReceive({.layout = layout_, .slots = slots_.data(), .t_rows = layout_.shape.max_tokens,
+                    .route = {index_.data(), slot_.data()}, .out_type = type_, .out = x_.get()});
+  }
+  void SendAgain() {
+    RedispatchSend({.layout = layout_, .stamp = {}, .t_rows = layout_.shape.max_tokens, .x_type = type_, .x = x_.get(),
+                    .route = {index_.data(), nullptr}, .slots = slots_.data(),
+                    .message_bytes = message_bytes_.data()});
+  }
+  void ReceiveAgain() {
+    RedispatchReceive({.layout = layout_, .slots = slots_.data(), .route = {positions_.data(), rows_received_.data()},
+                       .row_weights = row_weights_.data(), .y_type = type_, .y = y_.get(), .out_type = type_,
+                       .out = tokens_.get(), .dots = dots_.data()});
+  }
+
+  SlotLayout layout_;
+  ElementType type_;
+  std::vector<int32_t> rows_;
+  Buffer x_, tokens_, y_;
+  std::vector<int32_t> experts_;
+  std::vector<float> weights_;
+  std::vector<int32_t> index_, slot_, positions_, rows_received_;
+  std::vector<float> row_weights_, dots_;
+  std::vector<int32_t> group_sizes_;
+  std::vector<int64_t> message_bytes_;
+  std::vector<Buffer> buffers_;
+  std::vector<void*> slots_;
+};
+
+void ReportMemcpy(int64_t bytes, int64_t row) {
+  const Buffer from = MakeBuffer(bytes);
+  const Buffer to = MakeBuffer(bytes);
+  Report("memcpy", 2 * bytes, [&] { std::memcpy(to.get(), from.get(), bytes); });
+  Report("memcpy by row", 2 * bytes, [&] {
+    for (int64_t i = 0; i + row <= bytes; i += row) {
+      std::memcpy(static_cast<char*>(to.get()) + i, static_cast<char*>(from.get()) + i, row);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace jax_fabric::kernels
+
+int main(int argc, char** argv) {
+  namespace jk = jax_fabric::kernels;
+  int32_t sizes[] = {128, 7168, 8, 64, 8};
+  for (int i = 1; i < argc && i <= 5; ++i) sizes[i - 1] = std::atoi(argv[i]);
+  jk::MoeShape shape;
+  shape.max_tokens = sizes[0];
+  shape.hidden = sizes[1];
+  shape.top_k = sizes[2];
+  shape.experts = sizes[3];
+  shape.ranks = sizes[4];
+  shape.experts_per_rank = (shape.experts + shape.ranks - 1) / shape.ranks;
+  // Twice what balanced routing needs.
+  shape.capacity = 2 * int64_t{shape.max_tokens} * shape.top_k;
+  std::printf("T %d, H %d, K %d, E %d, %d ranks\n", shape.max_tokens, shape.hidden, shape.top_k, shape.experts,
+              shape.ranks);
+  const struct {
+    const char* name;
+    jk::ElementType type;
+  } kTypes[] = {{"bfloat16", jk::ElementType::kBfloat16},
+                {"float16", jk::ElementType::kFloat16},
+                {"float32", jk::ElementType::kFloat32}};
+  for (const auto& [name, type] : kTypes) {
+    std::printf("%s\n", name);
+    const int64_t row = shape.hidden * jk::ElementBytes(type);
+    jk::ReportMemcpy(shape.max_tokens * shape.top_k * row, row);
+    jk::Benchmark(shape, type).Run();
+  }
+}

@@ -1,0 +1,348 @@
+#include "csrc/kernels/cpu/kernels_testing.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "csrc/kernels/cpu/float_types.h"
+#include "csrc/kernels/moe_kernels.h"
+#include "csrc/kernels/moe_layout.h"
+#include "gtest/gtest.h"
+
+namespace jax_fabric::kernels::testing {
+namespace {
+
+constexpr int64_t kGuardBytes = 256;
+
+template <typename Codec>
+float DecodeAs(const void* element) {
+  typename Codec::Storage stored;
+  std::memcpy(&stored, element, sizeof(stored));
+  return Codec::Decode(stored);
+}
+
+template <typename Codec>
+void EncodeAs(void* element, float value) {
+  const typename Codec::Storage stored = Codec::Encode(value);
+  std::memcpy(element, &stored, sizeof(stored));
+}
+
+bool AllEqual(uint8_t byte, const uint8_t* begin, const uint8_t* end) {
+  // The first byte is, and each is like the one before.
+  return begin == end || (*begin == byte && std::memcmp(begin, begin + 1, end - begin - 1) == 0);
+}
+
+}  // namespace
+
+float Decode(ElementType type, const void* element) {
+  switch (type) {
+    case ElementType::kFloat32:
+      return DecodeAs<Float32Codec>(element);
+    case ElementType::kBfloat16:
+      return DecodeAs<Bfloat16Codec>(element);
+    case ElementType::kFloat16:
+      return DecodeAs<Float16Codec>(element);
+    case ElementType::kFloat8E4m3fn:
+      return DecodeAs<Float8E4m3fnCodec>(element);
+  }
+  return 0;
+}
+
+void Encode(ElementType type, void* element, float value) {
+  switch (type) {
+    case ElementType::kFloat32:
+      return EncodeAs<Float32Codec>(element, value);
+    case ElementType::kBfloat16:
+      return EncodeAs<Bfloat16Codec>(element, value);
+    case ElementType::kFloat16:
+      return EncodeAs<Float16Codec>(element, value);
+    case ElementType::kFloat8E4m3fn:
+      return EncodeAs<Float8E4m3fnCodec>(element, value);
+  }
+}
+
+float RoundTo(ElementType type, float value) {
+  uint32_t stored = 0;
+  Encode(type, &stored, value);
+  return Decode(type, &stored);
+}
+
+uint32_t Array::Bits(int64_t i) const {
+  uint32_t bits = 0;
+  std::memcpy(&bits, bytes_.data() + i * ElementBytes(type_), ElementBytes(type_));
+  return bits;
+}
+
+bool Array::FilledWith(uint8_t byte, int64_t begin, int64_t end) const {
+  const uint8_t* bytes = bytes_.data();
+  return AllEqual(byte, bytes + begin * ElementBytes(type_), bytes + end * ElementBytes(type_));
+}
+
+std::string WorldConfig::Describe() const {
+  std::string text;
+  const auto add = [&](const char* name, int64_t value) { text += std::string(name) + std::to_string(value) + " "; };
+  add("N", ranks), add("E", experts), add("T", max_tokens), add("K", top_k), add("H", hidden), add("C", capacity);
+  add("routing", static_cast<int>(routing)), add("x", static_cast<int>(x_type));
+  add("dispatch", static_cast<int>(dispatch_type)), add("tokens", static_cast<int>(tokens_type));
+  add("y", static_cast<int>(y_type)), add("combine", static_cast<int>(combine_type));
+  add("out", static_cast<int>(out_type));
+  return text;
+}
+
+int64_t RankState::routed_rows() const {
+  int64_t total = 0;
+  for (int32_t size : group_sizes) total += size;
+  return total;
+}
+
+World::World(const WorldConfig& config, uint64_t seed) : config_(config), random_(seed), states_(config.ranks), message_bytes_(config.ranks) {
+  MoeShape shape;
+  shape.ranks = config.ranks;
+  shape.experts = config.experts;
+  shape.experts_per_rank = (config.experts + config.ranks - 1) / config.ranks;
+  shape.max_tokens = config.max_tokens;
+  shape.top_k = config.top_k;
+  shape.hidden = config.hidden;
+  shape.capacity = config.capacity >= 0 ? config.capacity
+                                        : static_cast<int64_t>(config.ranks) * config.max_tokens * shape.LocalTopK();
+  config_.capacity = shape.capacity;
+  for (int32_t r = 0; r < config.ranks; ++r) {
+    shape.rank = r;
+    states_[r].layout = SlotLayout{shape, config.dispatch_type, config.combine_type};
+    MakeInputs(states_[r]);
+  }
+  slot_bytes_ = states_[0].layout.SlotBytes();
+  const int64_t bytes = config.ranks * config.ranks * (slot_bytes_ + kGuardBytes) + kGuardBytes;
+  memory_.reset(new uint8_t[bytes + 256]);
+  slots_ = memory_.get() + 256 - reinterpret_cast<uintptr_t>(memory_.get()) % 256;
+  PoisonSlots();
+}
+
+Array World::RandomArray(ElementType type, int64_t size) {
+  Array array(type, size);
+  for (int64_t i = 0; i < size; ++i) array.Set(i, RandomFloat());
+  return array;
+}
+
+int32_t World::DrawExpert(int64_t row, int64_t rows) {
+  const int32_t experts = config_.experts;
+  const int32_t uniform = static_cast<int32_t>(random_() % experts);
+  if (config_.odd_ids && random_() % 8 == 0) {
+    constexpr int32_t kLimit = std::numeric_limits<int32_t>::max();
+    const int32_t ids[] = {-1, experts, -experts, experts + 1, kLimit, -kLimit - 1};
+    return ids[random_() % std::size(ids)];
+  }
+  switch (config_.routing) {
+    case Routing::kUniform:
+      return uniform;
+    case Routing::kFirstExpert:
+      return 0;
+    case Routing::kLastExpert:
+      return experts - 1;
+    case Routing::kOneRank:
+      return uniform % ((experts + config_.ranks - 1) / config_.ranks);
+    case Routing::kZipf: {
+      const double u = std::uniform_real_distribution<double>(1e-3, 1)(random_);
+      return static_cast<int32_t>(std::min<double>(std::pow(u, -1 / 1.2) - 1, experts - 1));
+    }
+    case Routing::kNone:
+      return -1;
+    case Routing::kLastRowOnly:
+      return row + 1 == rows ? uniform : -1;
+  }
+  return -1;
+}
+
+void World::MakeInputs(RankState& state) {
+  const MoeShape& shape = state.layout.shape;
+  const int64_t t_choices[] = {0, shape.max_tokens, static_cast<int64_t>(random_() % (shape.max_tokens + 1))};
+  state.t_rows = static_cast<int32_t>(config_.full_batches ? shape.max_tokens : t_choices[random_() % 3]);
+  const int64_t t_rows = state.t_rows;
+  state.x = RandomArray(config_.x_type, t_rows * shape.hidden);
+  state.experts.resize(t_rows * shape.top_k);
+  state.weights.resize(t_rows * shape.top_k);
+  for (int64_t t = 0; t < t_rows; ++t) {
+    bool routed = false;
+    for (int64_t k = 0; k < shape.top_k; ++k) {
+      const int32_t expert = DrawExpert(t, t_rows);
+      state.experts[t * shape.top_k + k] = expert;
+      const bool valid = expert >= 0 && expert < shape.experts;
+      routed |= valid;
+      // A choice that goes nowhere must have no effect, whatever its weight.
+      state.weights[t * shape.top_k + k] = valid ? RandomFloat() : std::numeric_limits<float>::quiet_NaN();
+    }
+    if (routed) continue;
+    for (int64_t h = 0; h < shape.hidden; ++h) state.x.Set(t * shape.hidden + h, std::nanf(""));
+  }
+  constexpr int32_t kPoisonInt = std::numeric_limits<int32_t>::min();
+  state.index.assign(t_rows * shape.ranks, kPoisonInt);
+  state.slot.assign(t_rows * shape.top_k, kPoisonInt);
+  state.tokens = Array(config_.tokens_type, shape.capacity * shape.hidden);
+  state.row_weights.assign(shape.capacity, std::nanf(""));
+  state.group_sizes.assign(shape.experts_per_rank, kPoisonInt);
+  state.positions.assign(static_cast<int64_t>(shape.ranks) * shape.max_tokens * shape.LocalTopK(), kPoisonInt);
+  state.rows.assign(shape.ranks, kPoisonInt);
+}
+
+void* World::Slot(int64_t rank, int64_t source) {
+  return slots_ + kGuardBytes + (rank * config_.ranks + source) * (slot_bytes_ + kGuardBytes);
+}
+
+MessageStamp World::Stamp(int64_t source) const {
+  MessageStamp stamp;
+  stamp.incarnation = 1000 + source;
+  stamp.signature = 0x123456789abcdef0u;
+  stamp.sequence = sequence_;
+  stamp.channel = 3;
+  stamp.membership_epoch = 7;
+  return stamp;
+}
+
+void World::PoisonSlots() {
+  ++sequence_;
+  std::memset(slots_, slot_poison_, config_.ranks * config_.ranks * (slot_bytes_ + kGuardBytes) + kGuardBytes);
+}
+
+std::vector<void*> World::SlotsFrom(int64_t source) {
+  std::vector<void*> slots;
+  for (int64_t r = 0; r < ranks(); ++r) slots.push_back(Slot(r, source));
+  return slots;
+}
+
+std::vector<const void*> World::SlotsAt(int64_t rank) {
+  std::vector<const void*> slots;
+  for (int64_t s = 0; s < ranks(); ++s) slots.push_back(Slot(rank, s));
+  return slots;
+}
+
+std::vector<uint8_t> World::Message(int64_t rank, int64_t source) {
+  const auto* slot = static_cast<const uint8_t*>(Slot(rank, source));
+  return std::vector<uint8_t>(slot, slot + message_bytes_[source][rank]);
+}
+
+void World::CheckSent(int64_t source, ExchangeKind kind, const std::vector<int64_t>& message_bytes) {
+  message_bytes_[source] = message_bytes;
+  for (int64_t r = 0; r < ranks(); ++r) {
+    const auto* slot = static_cast<const uint8_t*>(Slot(r, source));
+    const char* error = CheckMessage(rank(r).layout, slot, kind, Stamp(source), static_cast<int32_t>(source));
+    EXPECT_EQ(error, nullptr) << error;
+    ASSERT_GE(message_bytes[r], static_cast<int64_t>(sizeof(MessageHeader)));
+    ASSERT_LE(message_bytes[r], slot_bytes_);
+    EXPECT_TRUE(AllEqual(slot_poison_, slot - kGuardBytes, slot)) << "written before the slot";
+    EXPECT_TRUE(AllEqual(slot_poison_, slot + message_bytes[r], slot + slot_bytes_ + kGuardBytes)) << "written behind the message";
+  }
+}
+
+void World::Dispatch(bool drop_overflow, bool zero_padding) {
+  PoisonSlots();
+  for (int64_t s = 0; s < ranks(); ++s) {
+    RankState& state = rank(s);
+    const std::vector<void*> slots = SlotsFrom(s);
+    std::vector<int64_t> message_bytes(ranks(), -1);
+    DispatchSend({.layout = state.layout,
+                  .stamp = Stamp(s),
+                  .t_rows = state.t_rows,
+                  .x_type = state.x.type(),
+                  .x = state.x.data(),
+                  .experts = state.experts.data(),
+                  .weights = state.weights.data(),
+                  .route = state.send_route(),
+                  .slots = slots.data(),
+                  .message_bytes = message_bytes.data()});
+    CheckSent(s, ExchangeKind::kDispatch, message_bytes);
+  }
+  for (int64_t r = 0; r < ranks(); ++r) {
+    RankState& state = rank(r);
+    const std::vector<const void*> slots = SlotsAt(r);
+    DispatchReceive({.layout = state.layout,
+                     .slots = slots.data(),
+                     .tokens_type = state.tokens.type(),
+                     .tokens = state.tokens.data(),
+                     .weights = state.row_weights.data(),
+                     .group_sizes = state.group_sizes.data(),
+                     .route = state.receive_route(),
+                     .drop_overflow = drop_overflow,
+                     .zero_padding = zero_padding,
+                     .dropped = &state.dropped});
+  }
+}
+
+World::CombineResult World::Combine(const std::vector<Array>& y, bool weighted,
+                                    const std::vector<std::vector<float>>* row_scalars) {
+  PoisonSlots();
+  const ExchangeKind kind = row_scalars != nullptr ? ExchangeKind::kDispatchBack : ExchangeKind::kCombine;
+  for (int64_t s = 0; s < ranks(); ++s) {
+    RankState& state = rank(s);
+    const std::vector<void*> slots = SlotsFrom(s);
+    std::vector<int64_t> message_bytes(ranks(), -1);
+    CombineSend({.layout = state.layout,
+                 .stamp = Stamp(s),
+                 .kind = kind,
+                 .y_type = y[s].type(),
+                 .y = y[s].data(),
+                 .row_weights = weighted ? state.row_weights.data() : nullptr,
+                 .row_scalars = row_scalars != nullptr ? (*row_scalars)[s].data() : nullptr,
+                 .route = state.receive_route(),
+                 .slots = slots.data(),
+                 .message_bytes = message_bytes.data()});
+    CheckSent(s, kind, message_bytes);
+  }
+  CombineResult result;
+  for (int64_t r = 0; r < ranks(); ++r) {
+    RankState& state = rank(r);
+    const std::vector<const void*> slots = SlotsAt(r);
+    result.out.emplace_back(config_.out_type, int64_t{state.t_rows} * config_.hidden);
+    result.scalars.emplace_back(int64_t{state.t_rows} * config_.top_k, std::nanf(""));
+    CombineReceive({.layout = state.layout,
+                    .slots = slots.data(),
+                    .t_rows = state.t_rows,
+                    .route = state.send_route(),
+                    .out_type = config_.out_type,
+                    .out = result.out.back().data(),
+                    .scalars = row_scalars != nullptr ? result.scalars.back().data() : nullptr});
+  }
+  return result;
+}
+
+World::RedispatchResult World::Redispatch(const std::vector<Array>& x, bool weighted, const std::vector<Array>* y) {
+  PoisonSlots();
+  for (int64_t s = 0; s < ranks(); ++s) {
+    RankState& state = rank(s);
+    const std::vector<void*> slots = SlotsFrom(s);
+    std::vector<int64_t> message_bytes(ranks(), -1);
+    RedispatchSend({.layout = state.layout,
+                    .stamp = Stamp(s),
+                    .t_rows = state.t_rows,
+                    .x_type = x[s].type(),
+                    .x = x[s].data(),
+                    .route = state.send_route(),
+                    .slots = slots.data(),
+                    .message_bytes = message_bytes.data()});
+    CheckSent(s, ExchangeKind::kRedispatch, message_bytes);
+  }
+  RedispatchResult result;
+  for (int64_t r = 0; r < ranks(); ++r) {
+    RankState& state = rank(r);
+    const std::vector<const void*> slots = SlotsAt(r);
+    result.out.emplace_back(config_.out_type, config_.capacity * config_.hidden);
+    result.dots.emplace_back(config_.capacity, std::nanf(""));
+    RedispatchReceive({.layout = state.layout,
+                       .slots = slots.data(),
+                       .route = state.receive_route(),
+                       .row_weights = weighted ? state.row_weights.data() : nullptr,
+                       .y_type = y != nullptr ? (*y)[r].type() : ElementType::kFloat32,
+                       .y = y != nullptr ? (*y)[r].data() : nullptr,
+                       .out_type = config_.out_type,
+                       .out = result.out.back().data(),
+                       .dots = y != nullptr ? result.dots.back().data() : nullptr});
+  }
+  return result;
+}
+
+}  // namespace jax_fabric::kernels::testing

@@ -1,0 +1,147 @@
+// For tests of the kernels: all ranks of a fabric in one thread, with slots in plain memory.
+#ifndef JAX_FABRIC_KERNELS_CPU_KERNELS_TESTING_H_
+#define JAX_FABRIC_KERNELS_CPU_KERNELS_TESTING_H_
+
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "csrc/kernels/moe_kernels.h"
+#include "csrc/kernels/moe_layout.h"
+
+namespace jax_fabric::kernels::testing {
+
+// What fills memory before a kernel runs: a NaN in every type.
+inline constexpr uint8_t kPoison = 0xff;
+
+float Decode(ElementType type, const void* element);
+void Encode(ElementType type, void* element, float value);
+float RoundTo(ElementType type, float value);
+
+// A dense array of elements of any type.
+class Array {
+ public:
+  Array() = default;
+  Array(ElementType type, int64_t size) : type_(type), bytes_(size * ElementBytes(type), kPoison) {}
+
+  ElementType type() const { return type_; }
+  int64_t size() const { return static_cast<int64_t>(bytes_.size()) / ElementBytes(type_); }
+  void* data() { return bytes_.data(); }
+  const void* data() const { return bytes_.data(); }
+  float Get(int64_t i) const { return Decode(type_, bytes_.data() + i * ElementBytes(type_)); }
+  void Set(int64_t i, float value) { Encode(type_, bytes_.data() + i * ElementBytes(type_), value); }
+  uint32_t Bits(int64_t i) const;
+  // Whether elements [begin, end) consist of that byte.
+  bool FilledWith(uint8_t byte, int64_t begin, int64_t end) const;
+
+ private:
+  ElementType type_ = ElementType::kFloat32;
+  std::vector<uint8_t> bytes_;
+};
+
+enum class Routing { kUniform, kFirstExpert, kLastExpert, kOneRank, kZipf, kNone, kLastRowOnly };
+inline constexpr Routing kAllRoutings[] = {Routing::kUniform, Routing::kFirstExpert, Routing::kLastExpert,
+                                           Routing::kOneRank, Routing::kZipf,        Routing::kNone,
+                                           Routing::kLastRowOnly};
+
+struct WorldConfig {
+  int32_t ranks = 1;
+  int32_t experts = 1;
+  int32_t max_tokens = 8;
+  int32_t top_k = 1;
+  int32_t hidden = 8;
+  int64_t capacity = -1;  // -1: enough for anything
+  Routing routing = Routing::kUniform;
+  bool odd_ids = true;       // some ids that route nowhere, and some twice in a token
+  bool full_batches = false;  // else t_rows of each rank is random, 0 and max_tokens included
+  ElementType x_type = ElementType::kFloat32;
+  ElementType dispatch_type = ElementType::kFloat32;
+  ElementType tokens_type = ElementType::kFloat32;
+  ElementType y_type = ElementType::kFloat32;
+  ElementType combine_type = ElementType::kFloat32;
+  ElementType out_type = ElementType::kFloat32;
+
+  std::string Describe() const;
+};
+
+// The arrays of one rank. Kernels run on what Poison() left, except for inputs.
+struct RankState {
+  SlotLayout layout;
+  int32_t t_rows = 0;
+  Array x;                      // [t_rows, H]
+  std::vector<int32_t> experts;  // [t_rows, K]
+  std::vector<float> weights;    // [t_rows, K]
+  std::vector<int32_t> index;    // [t_rows, N]
+  std::vector<int32_t> slot;     // [t_rows, K]
+  Array tokens;                 // [C, H]
+  std::vector<float> row_weights;    // [C]
+  std::vector<int32_t> group_sizes;  // [experts_per_rank]
+  std::vector<int32_t> positions;    // [N, T, L]
+  std::vector<int32_t> rows;         // [N]
+  int32_t dropped = -1;
+
+  SendRoute send_route() { return {index.data(), slot.data()}; }
+  ReceiveRoute receive_route() { return {positions.data(), rows.data()}; }
+  int64_t routed_rows() const;
+};
+
+class World {
+ public:
+  World(const WorldConfig& config, uint64_t seed);
+
+  const WorldConfig& config() const { return config_; }
+  RankState& rank(int64_t r) { return states_[r]; }
+  int64_t ranks() const { return config_.ranks; }
+  std::mt19937_64& random() { return random_; }
+  float RandomFloat() { return std::normal_distribution<float>()(random_); }
+  Array RandomArray(ElementType type, int64_t size);
+
+  // Each runs the send kernel of all ranks, checks every message and what lies around it, and runs the receive kernel
+  // of all ranks. Inputs and results are indexed by rank.
+  void Dispatch(bool drop_overflow = false, bool zero_padding = false);
+  struct CombineResult {
+    std::vector<Array> out;                   // [t_rows, H] each
+    std::vector<std::vector<float>> scalars;  // [t_rows, K] each
+  };
+  // `row_scalars` makes it a dispatch-back.
+  CombineResult Combine(const std::vector<Array>& y, bool weighted,
+                        const std::vector<std::vector<float>>* row_scalars = nullptr);
+  struct RedispatchResult {
+    std::vector<Array> out;                // [C, H] each
+    std::vector<std::vector<float>> dots;  // [C] each
+  };
+  RedispatchResult Redispatch(const std::vector<Array>& x, bool weighted, const std::vector<Array>* y);
+
+  // The slot of `source` at `rank`: SlotBytes() bytes with guards around them.
+  void* Slot(int64_t rank, int64_t source);
+  MessageStamp Stamp(int64_t source) const;
+  // What fills the slots before each exchange from now on.
+  void set_slot_poison(uint8_t poison) { slot_poison_ = poison; }
+  // Of the last exchange, the bytes of the message in a slot.
+  std::vector<uint8_t> Message(int64_t rank, int64_t source);
+
+ private:
+  // Starts a new exchange: another sequence number, and poison in all slots.
+  void PoisonSlots();
+  void MakeInputs(RankState& state);
+  int32_t DrawExpert(int64_t row, int64_t rows);
+  std::vector<void*> SlotsFrom(int64_t source);
+  std::vector<const void*> SlotsAt(int64_t rank);
+  void CheckSent(int64_t source, ExchangeKind kind, const std::vector<int64_t>& message_bytes);
+
+  WorldConfig config_;
+  std::mt19937_64 random_;
+  std::vector<RankState> states_;
+  int64_t slot_bytes_ = 0;
+  int64_t sequence_ = 0;
+  uint8_t slot_poison_ = kPoison;
+  std::vector<std::vector<int64_t>> message_bytes_;  // [source][rank]
+  std::unique_ptr<uint8_t[]> memory_;
+  uint8_t* slots_ = nullptr;  // [rank][source], guards included
+};
+
+}  // namespace jax_fabric::kernels::testing
+
+#endif  // JAX_FABRIC_KERNELS_CPU_KERNELS_TESTING_H_

@@ -1,0 +1,123 @@
+// The four MoE kernels and their transposes, as plain structs of pointers: the CPU and CUDA versions share them and
+// their tests. Kernels never allocate, throw, or look at anything but their arguments.
+//
+// Shapes (see MoeShape): T rows of x (t_rows <= max_tokens), K = top_k, N = ranks, L = LocalTopK(), C = capacity,
+// H = hidden. All arrays are dense and row-major.
+#ifndef JAX_FABRIC_KERNELS_MOE_KERNELS_H_
+#define JAX_FABRIC_KERNELS_MOE_KERNELS_H_
+
+#include <cstdint>
+
+#include "csrc/kernels/moe_layout.h"
+
+namespace jax_fabric::kernels {
+
+// How the rows of one dispatch travelled: residual of its combine and of both transposes.
+struct SendRoute {           // kept by the token's rank
+  int32_t* index = nullptr;  // [T, N] row of token t in the message to rank r, or -1
+  int32_t* slot = nullptr;   // [T, K] rank * L + i where (token t, choice k) became entry i of its row to rank, or -1
+};
+struct ReceiveRoute {           // kept by the expert's rank
+  int32_t* positions = nullptr;  // [N, T, L] row of `tokens` for entry i of row j from source s, or -1
+  int32_t* rows = nullptr;       // [N] rows received from each source
+};
+
+// What the header of an outgoing message says beyond the counts.
+struct MessageStamp {
+  uint64_t incarnation = 0;
+  uint64_t signature = 0;
+  int64_t sequence = 0;
+  uint32_t channel = 0;
+  uint32_t membership_epoch = 0;
+};
+
+struct DispatchSendArgs {
+  SlotLayout layout;
+  MessageStamp stamp;
+  int32_t t_rows = 0;
+  ElementType x_type = ElementType::kFloat32;
+  const void* x = nullptr;           // [t_rows, H]
+  const int32_t* experts = nullptr;  // [t_rows, K]; ids outside [0, E) are not routed
+  const float* weights = nullptr;    // [t_rows, K]
+  SendRoute route;                   // out
+  void* const* slots = nullptr;      // [N] where the message for each rank is written: its slot, or a staging buffer
+  int64_t* message_bytes = nullptr;  // [N] out
+};
+// An expert named twice by a token becomes one entry with the summed weight; both choices get its slot number.
+void DispatchSend(const DispatchSendArgs& args);
+
+struct DispatchReceiveArgs {
+  SlotLayout layout;
+  const void* const* slots = nullptr;  // [N] this rank's slot of each source (checked by CheckMessage before)
+  ElementType tokens_type = ElementType::kFloat32;
+  void* tokens = nullptr;              // out [C, H], ordered by (expert, source rank, token)
+  float* weights = nullptr;            // out [C], 0 past sum(group_sizes)
+  int32_t* group_sizes = nullptr;      // out [experts_per_rank]
+  ReceiveRoute route;                  // out
+  bool drop_overflow = false;          // else the caller has checked the counts
+  bool zero_padding = false;           // rows past sum(group_sizes) are unspecified unless set
+  int32_t* dropped = nullptr;          // out [1] or null: entries that found no room, the last ones in that order
+};
+void DispatchReceive(const DispatchReceiveArgs& args);
+
+// Combine and dispatch-back. Sums run over a token's local experts by rising expert, in float32, rounded once.
+struct CombineSendArgs {
+  SlotLayout layout;
+  MessageStamp stamp;
+  ExchangeKind kind = ExchangeKind::kCombine;
+  ElementType y_type = ElementType::kFloat32;
+  const void* y = nullptr;             // [C, H]
+  const float* row_weights = nullptr;  // [C] or null: unweighted
+  const float* row_scalars = nullptr;  // [C] for kDispatchBack, which sends L floats a row (null: zeros); else unused
+  ReceiveRoute route;                  // in
+  void* const* slots = nullptr;        // [N]
+  int64_t* message_bytes = nullptr;    // [N] out
+};
+void CombineSend(const CombineSendArgs& args);
+
+struct CombineReceiveArgs {
+  SlotLayout layout;
+  const void* const* slots = nullptr;  // [N]
+  int32_t t_rows = 0;
+  SendRoute route;                     // in
+  ElementType out_type = ElementType::kFloat32;
+  void* out = nullptr;                 // out [t_rows, H]: sum over ranks in rising order, in float32, rounded once
+  float* scalars = nullptr;            // out [t_rows, K] or null: the row scalar of each (token, choice), 0 if unrouted
+};
+void CombineReceive(const CombineReceiveArgs& args);
+
+// Transpose of combine: rows of x travel along the routes of an earlier dispatch.
+struct RedispatchSendArgs {
+  SlotLayout layout;
+  MessageStamp stamp;
+  int32_t t_rows = 0;
+  ElementType x_type = ElementType::kFloat32;
+  const void* x = nullptr;           // [t_rows, H]
+  SendRoute route;                   // in
+  void* const* slots = nullptr;      // [N]
+  int64_t* message_bytes = nullptr;  // [N] out
+};
+void RedispatchSend(const RedispatchSendArgs& args);
+
+struct RedispatchReceiveArgs {
+  SlotLayout layout;
+  const void* const* slots = nullptr;  // [N]
+  ReceiveRoute route;                  // in
+  const float* row_weights = nullptr;  // [C] or null
+  ElementType y_type = ElementType::kFloat32;
+  const void* y = nullptr;             // [C, H] or null
+  ElementType out_type = ElementType::kFloat32;
+  void* out = nullptr;                 // out [C, H]: row * weight; rows that nothing routed to are zero
+  float* dots = nullptr;               // out [C] or null: <row, y> in float32; 0 where nothing routed to
+};
+void RedispatchReceive(const RedispatchReceiveArgs& args);
+
+// Bounds of a message that a peer wrote, before anything in it is used. Returns null, or what is wrong (a literal).
+// `expected.incarnation` is the source's; 0 accepts any. `expected_rows` is what the route of the dispatch before calls
+// for, where there was one: rows sent to `source` for combine and dispatch-back, route.rows[source] for redispatch.
+const char* CheckMessage(const SlotLayout& layout, const void* slot, ExchangeKind kind, const MessageStamp& expected,
+                         int32_t source, int64_t expected_rows = -1);
+
+}  // namespace jax_fabric::kernels
+
+#endif  // JAX_FABRIC_KERNELS_MOE_KERNELS_H_

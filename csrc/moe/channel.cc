@@ -1,0 +1,507 @@
+#include "csrc/moe/channel.h"
+
+#include <algorithm>
+
+namespace jax_fabric::moe {
+namespace {
+
+const char* NameOf(kernels::ExchangeKind kind) {
+  switch (kind) {
+    case kernels::ExchangeKind::kDispatch:
+      return "dispatch";
+    case kernels::ExchangeKind::kCombine:
+      return "combine";
+    case kernels::ExchangeKind::kRedispatch:
+      return "gradient of combine";
+    case kernels::ExchangeKind::kDispatchBack:
+      return "gradient of dispatch";
+  }
+  return "exchange";
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Channel>> Channel::Create(int32_t index, const MoeConfig& config, const PeerTable& peers,
+                                                 DomainGroup* group, Strand* strand) {
+  std::unique_ptr<Channel> channel(new Channel(index, config, peers, group, strand));
+  JF_RETURN_IF_ERROR(channel->Prepare());
+  return channel;
+}
+
+Channel::Channel(int32_t index, const MoeConfig& config, const PeerTable& peers, DomainGroup* group, Strand* strand)
+    : index_(index),
+      config_(config),
+      peers_(peers),
+      group_(group),
+      strand_(strand),
+      identifier_(peers.one_process),
+      send_slots_(config.layout.shape.ranks),
+      receive_slots_(config.layout.shape.ranks),
+      message_bytes_(config.layout.shape.ranks) {}
+
+Channel::~Channel() = default;
+
+Status Channel::Prepare() {
+  const auto connect = [this](Signal& signal, void (Channel::*handler)(Signal&)) {
+    signal.channel = this;
+    signal.handler = handler;
+    signal.task.context = &signal;
+    signal.task.run = [](void* context) {
+      auto* self = static_cast<Signal*>(context);
+      self->outstanding = false;
+      (self->channel->*self->handler)(*self);
+    };
+  };
+  connect(announcement_arrival_, &Channel::OnAnnouncement);
+  connect(timer_, &Channel::OnTimer);
+  for (int parity = 0; parity < 2; ++parity) {
+    connect(arrivals_[parity], &Channel::OnArrival);
+    connect(sends_[parity], &Channel::OnSent);
+    JF_ASSIGN_OR_RETURN(sends_[parity].scatter, PrepareExchange(parity));
+  }
+  for (int entry = 0; entry < AnnouncementRing::kEntries; ++entry) {
+    connect(announcements_[entry], &Channel::OnAnnounced);
+    if (peers_.rank != 0) continue;
+    JF_ASSIGN_OR_RETURN(announcements_[entry].scatter, PrepareAnnouncement(entry));
+  }
+  return {};
+}
+
+Result<std::unique_ptr<PreparedScatter>> Channel::PrepareExchange(int parity) {
+  const int32_t ranks = config_.layout.shape.ranks;
+  const int32_t me = peers_.rank;
+  std::vector<ScatterEntry> entries;
+  // Each rank begins with its neighbour, so that not everybody writes to rank 0 first.
+  for (int32_t i = 1; i < ranks; ++i) {
+    const int32_t rank = (me + i) % ranks;
+    const Peer& peer = peers_.peers[rank];
+    ScatterEntry entry;
+    entry.peer = peer.handle;
+    if (peer.mapped == nullptr) {
+      entry.source_memory = peers_.staging_memory;
+      entry.source = StagingSlot(rank, parity);
+      entry.length = config_.layout.SlotBytes();
+    }
+    entry.target = &peer.memory;
+    entry.target_offset = config_.ChannelOffset(index_) + config_.layout.SlotOffset(me, parity);
+    entry.immediate = peers_.Immediate(
+        rank, index_, parity == 0 ? ChannelImmediate::kEvenExchange : ChannelImmediate::kOddExchange);
+    entries.push_back(entry);
+  }
+  return group_->PrepareScatter(entries);
+}
+
+Result<std::unique_ptr<PreparedScatter>> Channel::PrepareAnnouncement(int entry_index) {
+  const int64_t offset = config_.RingOffset(index_) + AnnouncementRing::EntryOffset(entry_index);
+  std::vector<ScatterEntry> entries;
+  for (int32_t rank = 1; rank < config_.layout.shape.ranks; ++rank) {
+    const Peer& peer = peers_.peers[rank];
+    ScatterEntry entry;
+    entry.peer = peer.handle;
+    entry.source_memory = peers_.own_memory;
+    // Rank 0 reads no announcements: its own ring is the source of those that travel.
+    entry.source = static_cast<std::byte*>(peers_.own_memory.address) + offset;
+    entry.target = &peer.memory;
+    entry.target_offset = offset;
+    entry.length = peer.mapped == nullptr ? AnnouncementRing::kEntryBytes : 0;
+    entry.immediate = peers_.Immediate(rank, index_, ChannelImmediate::kAnnouncement);
+    entries.push_back(entry);
+  }
+  return group_->PrepareScatter(entries);
+}
+
+WorkerCallback Channel::CallbackFor(Signal* signal) {
+  signal->outstanding = true;
+  signal->error.reset();
+  return WorkerCallback{[](void* context, const Error* error) {
+                          auto* self = static_cast<Signal*>(context);
+                          if (error != nullptr) self->error = *error;
+                          self->channel->strand_->Post(&self->task);
+                        },
+                        signal};
+}
+
+void Channel::Submit(TicketOperation* operation) {
+  operation->channel_ = this;
+  operation->task_.context = operation;
+  operation->task_.run = [](void* context) {
+    auto* self = static_cast<TicketOperation*>(context);
+    self->channel_->OnTicket(self);
+  };
+  strand_->PostOrRun(&operation->task_);
+}
+
+void Channel::Submit(StartOperation* operation) {
+  operation->channel_ = this;
+  operation->task_.context = operation;
+  operation->task_.run = [](void* context) {
+    auto* self = static_cast<StartOperation*>(context);
+    self->channel_->OnStart(self);
+  };
+  strand_->PostOrRun(&operation->task_);
+}
+
+void Channel::Submit(DoneOperation* operation) {
+  operation->channel_ = this;
+  operation->task_.context = operation;
+  operation->task_.run = [](void* context) {
+    auto* self = static_cast<DoneOperation*>(context);
+    self->channel_->OnDone(self);
+  };
+  strand_->PostOrRun(&operation->task_);
+}
+
+bool Channel::RefuseIfPoisoned(Operation* operation) {
+  operation->deadline_ = Deadline::After(group_->clock(), config_.timeout_us);
+  if (!poison_) return false;
+  operation->Finish(&*poison_);
+  return true;
+}
+
+void Channel::Poison(const Error& error) {
+  if (poison_) return;
+  poison_ = error;
+  visible_poison_.store(&*poison_, std::memory_order_release);
+  const auto any = [](const Operation&) { return true; };
+  while (auto* operation = parked_tickets_.Take(any)) operation->Finish(&*poison_);
+  while (auto* operation = parked_starts_.Take(any)) operation->Finish(&*poison_);
+  while (auto* operation = parked_dones_.Take(any)) operation->Finish(&*poison_);
+  const auto cancel = [this](const Signal& signal, ChannelImmediate which) {
+    if (signal.outstanding) group_->CancelExpectation(peers_.Immediate(peers_.rank, index_, which));
+  };
+  cancel(arrivals_[0], ChannelImmediate::kEvenExchange);
+  cancel(arrivals_[1], ChannelImmediate::kOddExchange);
+  cancel(announcement_arrival_, ChannelImmediate::kAnnouncement);
+  cancel(timer_, ChannelImmediate::kTimer);
+}
+
+bool Channel::Quiet() const {
+  const auto quiet = [](const Signal& signal) { return !signal.outstanding; };
+  return std::all_of(arrivals_.begin(), arrivals_.end(), quiet) &&
+         std::all_of(sends_.begin(), sends_.end(), quiet) &&
+         std::all_of(announcements_.begin(), announcements_.end(), quiet) && quiet(announcement_arrival_) &&
+         quiet(timer_);
+}
+
+// --- tickets
+
+void Channel::OnTicket(TicketOperation* operation) {
+  if (RefuseIfPoisoned(operation)) return;
+  const Result<uint64_t> identity = identifier_.Identify(operation->site, operation->run);
+  if (!identity) {
+    Poison(Error{identity.error().code, fmt::format("moe (channel {}, rank {}): {}", index_, peers_.rank,
+                                                    identity.error().message)});
+    return operation->Finish(&*poison_);
+  }
+  operation->identity_ = *identity;
+  parked_tickets_.Add(operation);
+  if (peers_.rank == 0) {
+    IssueParked();
+  } else {
+    ClaimParked();
+    ExpectAnnouncement();
+  }
+  ArmTimer();
+}
+
+void Channel::IssueParked() {
+  while (!poison_ && !parked_tickets_.empty()) {
+    // The entry's previous announcement must have left this rank before its memory is used again.
+    if (announcements_[(tickets_.last_known() + 1) % AnnouncementRing::kEntries].outstanding) return;
+    const auto sequence = tickets_.Issue(parked_tickets_.front()->identity_, finished_);
+    if (!sequence) return;
+    TicketOperation* operation = parked_tickets_.Take([](const Operation&) { return true; });
+    operation->sequence = *sequence;
+    Announce(*sequence);
+    operation->Finish(poison_ ? &*poison_ : nullptr);
+  }
+}
+
+void Channel::Announce(int64_t sequence) {
+  if (config_.layout.shape.ranks == 1) return;
+  const Announcement announcement{sequence, tickets_.IdentityOf(sequence)};
+  const int64_t offset = config_.RingOffset(index_);
+  for (const Peer& peer : peers_.peers) {
+    if (peer.mapped != nullptr) AnnouncementRing(peer.mapped + offset).Write(announcement);
+  }
+  Signal& signal = announcements_[sequence % AnnouncementRing::kEntries];
+  const Deadline deadline = Deadline::After(group_->clock(), config_.timeout_us);
+  if (auto posted = signal.scatter->Post(deadline, CallbackFor(&signal)); !posted) {
+    signal.outstanding = false;
+    Poison(posted.error());
+  }
+}
+
+void Channel::OnAnnounced(Signal& signal) {
+  if (signal.error) Poison(*signal.error);
+  IssueParked();
+}
+
+void Channel::ClaimParked() {
+  tickets_.Read(AnnouncementRing(static_cast<std::byte*>(peers_.own_memory.address) + config_.RingOffset(index_)));
+  const auto claim = [this](TicketOperation& operation) {
+    const auto sequence = tickets_.Claim(operation.identity_);
+    if (sequence) operation.sequence = *sequence;
+    return sequence.has_value();
+  };
+  while (auto* operation = parked_tickets_.Take(claim)) operation->Finish(nullptr);
+}
+
+void Channel::ExpectAnnouncement() {
+  if (poison_ || announcement_arrival_.outstanding || parked_tickets_.empty()) return;
+  // Announcements already read from the ring have immediates that are still to be counted. At least one more: those
+  // counted may belong to later entries that overtook the one that is missing.
+  const int64_t count = std::max<int64_t>(1, tickets_.last_known() + 1 - announcement_immediates_used_);
+  announcement_immediates_used_ += count;
+  const uint32_t immediate = peers_.Immediate(peers_.rank, index_, ChannelImmediate::kAnnouncement);
+  const auto expected = group_->ExpectImmediate(immediate, static_cast<uint32_t>(count),
+                                                Deadline::After(group_->clock(), config_.timeout_us),
+                                                CallbackFor(&announcement_arrival_));
+  if (!expected) {
+    announcement_arrival_.outstanding = false;
+    Poison(expected.error());
+  }
+}
+
+void Channel::OnAnnouncement(Signal& signal) {
+  if (poison_) return;
+  if (signal.error) {
+    return Poison(Error{signal.error->code,
+                        fmt::format("moe (channel {}): rank {} asked for the number of its next call, and rank 0 has "
+                                    "not made that call within {} s. Do all ranks run the same program?",
+                                    index_, peers_.rank, config_.timeout_us * 1e-6)});
+  }
+  ClaimParked();
+  ExpectAnnouncement();
+}
+
+// --- exchanges
+
+void Channel::OnStart(StartOperation* operation) {
+  if (RefuseIfPoisoned(operation)) return;
+  // Tokens hold the low 32 bits; no two live sequences are further apart than that.
+  operation->sequence = finished_ + static_cast<int32_t>(static_cast<uint32_t>(operation->sequence) -
+                                                         static_cast<uint32_t>(finished_));
+  if (operation->sequence <= finished_ || (phase_ != Phase::kIdle && operation->sequence == finished_ + 1)) {
+    const Error error{ErrorCode::kFailedPrecondition,
+                      fmt::format("moe {} (channel {}): exchange {} was started before on rank {}; use a ticket for "
+                                  "one exchange only",
+                                  NameOf(operation->kind), index_, operation->sequence, peers_.rank)};
+    return operation->Finish(&error);
+  }
+  parked_starts_.Add(operation);
+  Advance();
+  ArmTimer();
+}
+
+void Channel::OnDone(DoneOperation* operation) {
+  if (RefuseIfPoisoned(operation)) return;
+  operation->sequence = finished_ + static_cast<int32_t>(static_cast<uint32_t>(operation->sequence) -
+                                                         static_cast<uint32_t>(finished_));
+  if (operation->sequence <= finished_) {
+    const Error error{ErrorCode::kFailedPrecondition,
+                      fmt::format("moe {} (channel {}): exchange {} is finished on rank {}, its slots hold later data",
+                                  NameOf(operation->kind), index_, operation->sequence, peers_.rank)};
+    return operation->Finish(&error);
+  }
+  parked_dones_.Add(operation);
+  Advance();
+  ArmTimer();
+}
+
+void Channel::Advance() {
+  while (!poison_ && (StartNext() || FinishCurrent())) {
+  }
+  if (peers_.rank == 0) IssueParked();
+}
+
+bool Channel::StartNext() {
+  const int64_t sequence = finished_ + 1;
+  Signal& arrival = arrivals_[sequence & 1];
+  Signal& send = sends_[sequence & 1];
+  // The staging buffers of this parity may still be on their way although every peer has answered: nothing is inferred
+  // from another arrival.
+  if (phase_ != Phase::kIdle || send.outstanding) return false;
+  StartOperation* operation =
+      parked_starts_.Take([sequence](const StartOperation& each) { return each.sequence == sequence; });
+  if (operation == nullptr) return false;
+
+  const int32_t ranks = config_.layout.shape.ranks;
+  kind_ = operation->kind;
+  signature_ = operation->signature ^ tickets_.IdentityOf(sequence);
+  const Deadline deadline = Deadline::After(group_->clock(), config_.timeout_us);
+  for (int32_t rank = 0; rank < ranks; ++rank) {
+    std::byte* const mapped = peers_.peers[rank].mapped;
+    send_slots_[rank] =
+        mapped != nullptr
+            ? mapped + config_.ChannelOffset(index_) + config_.layout.SlotOffset(peers_.rank, sequence)
+            : StagingSlot(rank, sequence);
+  }
+  operation->Pack(StampOf(sequence, signature_), send_slots_.data(), message_bytes_.data());
+  phase_ = ranks == 1 ? Phase::kArrived : Phase::kWaiting;
+  if (ranks > 1) {
+    for (int32_t i = 1; i < ranks; ++i) {
+      const int32_t rank = (peers_.rank + i) % ranks;
+      if (peers_.peers[rank].mapped == nullptr) send.scatter->SetLength(i - 1, message_bytes_[rank]);
+    }
+    const auto which = (sequence & 1) == 0 ? ChannelImmediate::kEvenExchange : ChannelImmediate::kOddExchange;
+    Status posted = send.scatter->Post(deadline, CallbackFor(&send));
+    if (!posted) send.outstanding = false;
+    if (posted) {
+      posted = group_->ExpectImmediate(peers_.Immediate(peers_.rank, index_, which), ranks - 1, deadline,
+                                       CallbackFor(&arrival));
+      if (!posted) arrival.outstanding = false;
+    }
+    if (!posted) {
+      Poison(posted.error());
+      operation->Finish(&*poison_);
+      return false;
+    }
+  }
+  operation->Finish(nullptr);
+  return true;
+}
+
+bool Channel::FinishCurrent() {
+  const int64_t sequence = finished_ + 1;
+  if (phase_ != Phase::kArrived) return false;
+  DoneOperation* operation =
+      parked_dones_.Take([sequence](const DoneOperation& each) { return each.sequence == sequence; });
+  if (operation == nullptr) return false;
+
+  for (int32_t rank = 0; rank < config_.layout.shape.ranks; ++rank) {
+    receive_slots_[rank] = OwnSlot(rank, sequence);
+  }
+  Status status;
+  if (operation->kind != kind_) {
+    status = MakeError(ErrorCode::kFailedPrecondition, "moe (channel {}): exchange {} was started as {} and finished as {}",
+                       index_, sequence, NameOf(kind_), NameOf(operation->kind));
+  }
+  if (status) status = CheckMessages(receive_slots_.data());
+  if (status) status = CheckCapacity(receive_slots_.data());
+  if (status) status = operation->Unpack(receive_slots_.data());
+  if (!status) {
+    Poison(status.error());
+    operation->Finish(&*poison_);
+    return false;
+  }
+  finished_ = sequence;
+  phase_ = Phase::kIdle;
+  operation->Finish(nullptr);
+  return true;
+}
+
+Status Channel::CheckMessages(const void* const* slots) const {
+  kernels::MessageStamp expected = StampOf(finished_ + 1, signature_);
+  for (int32_t rank = 0; rank < config_.layout.shape.ranks; ++rank) {
+    expected.incarnation = rank == peers_.rank ? peers_.own_incarnation : peers_.peers[rank].incarnation;
+    const char* const wrong = kernels::CheckMessage(config_.layout, slots[rank], kind_, expected, rank);
+    if (wrong == nullptr) continue;
+    return MakeError(ErrorCode::kFailedPrecondition,
+                     "moe {} (channel {}, exchange {}): rank {} cannot use the message of rank {}: {}. Do all ranks "
+                     "run the same program with the same shapes, in the same order?",
+                     NameOf(kind_), index_, finished_ + 1, peers_.rank, rank, wrong);
+  }
+  return {};
+}
+
+Status Channel::CheckCapacity(const void* const* slots) const {
+  if (kind_ != kernels::ExchangeKind::kDispatch || config_.drop_overflow) return {};
+  const int32_t ranks = config_.layout.shape.ranks;
+  // Every source tells its counts for every rank: all ranks see an overflow and raise the same error.
+  for (int32_t target = 0; target < ranks; ++target) {
+    int64_t expert_rows = 0;
+    for (int32_t source = 0; source < ranks; ++source) {
+      const auto* counts = reinterpret_cast<const uint32_t*>(static_cast<const std::byte*>(slots[source]) +
+                                                             config_.layout.CountsOffset());
+      expert_rows += counts[ranks + target];
+    }
+    if (expert_rows <= config_.layout.shape.capacity) continue;
+    return MakeError(ErrorCode::kResourceExhausted,
+                     "moe dispatch (channel {}, exchange {}): {} rows were routed to the experts of rank {}, and "
+                     "capacity={} rows. Raise capacity, or pass on_overflow=\"drop\".",
+                     index_, finished_ + 1, expert_rows, target, config_.layout.shape.capacity);
+  }
+  return {};
+}
+
+void Channel::OnArrival(Signal& signal) {
+  if (poison_) return;
+  if (signal.error) return Poison(NameAbsentRanks(*signal.error));
+  phase_ = Phase::kArrived;
+  Advance();
+}
+
+void Channel::OnSent(Signal& signal) {
+  if (poison_) return;
+  if (signal.error) return Poison(*signal.error);
+  Advance();
+}
+
+void Channel::ArmTimer() {
+  if (poison_ || timer_.outstanding) return;
+  if (parked_tickets_.empty() && parked_starts_.empty() && parked_dones_.empty()) return;
+  const auto armed = group_->ExpectImmediate(peers_.Immediate(peers_.rank, index_, ChannelImmediate::kTimer), 1,
+                                             Deadline::After(group_->clock(), config_.timeout_us),
+                                             CallbackFor(&timer_));
+  if (!armed) {
+    timer_.outstanding = false;
+    Poison(armed.error());
+  }
+}
+
+void Channel::OnTimer(Signal& signal) {
+  if (poison_) return;
+  if (signal.error && signal.error->code != ErrorCode::kDeadlineExceeded) return Poison(*signal.error);
+  const Clock& clock = group_->clock();
+  const auto late = [&clock](const auto& list) { return !list.empty() && list.front()->deadline_.Passed(clock); };
+  if (late(parked_tickets_) || late(parked_starts_) || late(parked_dones_)) {
+    if (phase_ == Phase::kWaiting) return Poison(NameAbsentRanks(*signal.error));
+    return Poison(Error{ErrorCode::kDeadlineExceeded,
+                        fmt::format("moe (channel {}): a call on rank {} waited {} s for exchange {} to {} on this "
+                                    "rank. Calls in flight at once need different channels.",
+                                    index_, peers_.rank, config_.timeout_us * 1e-6, finished_ + 1,
+                                    phase_ == Phase::kIdle ? "start" : "be finished")});
+  }
+  ArmTimer();
+}
+
+Error Channel::NameAbsentRanks(const Error& cause) const {
+  std::string absent;
+  int32_t count = 0;
+  for (int32_t rank = 0; rank < config_.layout.shape.ranks; ++rank) {
+    if (rank == peers_.rank) continue;
+    auto* header = static_cast<kernels::MessageHeader*>(const_cast<void*>(OwnSlot(rank, finished_ + 1)));
+    // A late peer may be writing it right now.
+    if (std::atomic_ref<int64_t>(header->sequence).load(std::memory_order_relaxed) == finished_ + 1) continue;
+    absent += fmt::format("{}{}", absent.empty() ? "" : ", ", rank);
+    ++count;
+  }
+  if (count == 0) return cause;
+  return Error{cause.code, fmt::format("moe {} (channel {}, exchange {}): rank {} waited {} s for rank(s) {}; {} of {} "
+                                       "ranks came. {}",
+                                       NameOf(kind_), index_, finished_ + 1, peers_.rank, config_.timeout_us * 1e-6,
+                                       absent, config_.layout.shape.ranks - count, config_.layout.shape.ranks,
+                                       cause.message)};
+}
+
+void* Channel::StagingSlot(int32_t rank, int64_t sequence) const {
+  return static_cast<std::byte*>(peers_.staging_memory.address) + config_.ChannelOffset(index_) +
+         config_.layout.SlotOffset(rank, sequence);
+}
+
+const void* Channel::OwnSlot(int32_t source, int64_t sequence) const {
+  return static_cast<const std::byte*>(peers_.own_memory.address) + config_.ChannelOffset(index_) +
+         config_.layout.SlotOffset(source, sequence);
+}
+
+kernels::MessageStamp Channel::StampOf(int64_t sequence, uint64_t signature) const {
+  kernels::MessageStamp stamp;
+  stamp.incarnation = peers_.own_incarnation;
+  stamp.signature = signature;
+  stamp.sequence = sequence;
+  stamp.channel = index_;
+  return stamp;
+}
+
+}  // namespace jax_fabric::moe

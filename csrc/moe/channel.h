@@ -1,0 +1,126 @@
+// One channel of one rank: exchanges with all ranks of the context, one after the other.
+//
+// The exchange rule. Exchange n uses the slots and the immediate of n's parity, and every pair of ranks exchanges one
+// immediate. A rank packs exchange n + 1 only after it has unpacked exchange n. So when B's message n + 1 is at A, B
+// has unpacked n, and A may write n + 2 into B's slots of n's parity: no barrier is ever sent. Counting is safe for
+// the same reason: while A waits for the immediates of n, no peer can send those of n + 2, which share the id.
+//
+// Everything below runs on the context's strand; only Submit and the worker's callbacks come from outside.
+#ifndef JAX_FABRIC_MOE_CHANNEL_H_
+#define JAX_FABRIC_MOE_CHANNEL_H_
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "csrc/base/strand.h"
+#include "csrc/moe/moe_config.h"
+#include "csrc/moe/operation.h"
+#include "csrc/moe/operation_list.h"
+#include "csrc/moe/peer_table.h"
+#include "csrc/moe/ticket_book.h"
+
+namespace jax_fabric::moe {
+
+class Channel {
+ public:
+  // All arguments but `index` outlive the channel.
+  static Result<std::unique_ptr<Channel>> Create(int32_t index, const MoeConfig& config, const PeerTable& peers,
+                                                 DomainGroup* group, Strand* strand);
+  ~Channel();
+
+  // Thread-safe. May run the operation, and others, on this thread.
+  void Submit(TicketOperation* operation);
+  void Submit(StartOperation* operation);
+  void Submit(DoneOperation* operation);
+
+  // On the strand: every parked operation ends with `error`, and so does every later one.
+  void Poison(const Error& error);
+  // From any thread: why the channel refuses to go on, or null. Valid as long as the channel.
+  const Error* error() const { return visible_poison_.load(std::memory_order_acquire); }
+  // True when no callback of the worker can come any more; for teardown, on the strand.
+  bool Quiet() const;
+
+ private:
+  // A call from the worker, carried over to the strand.
+  struct Signal {
+    Channel* channel = nullptr;
+    void (Channel::*handler)(Signal&) = nullptr;
+    Task task;
+    bool outstanding = false;  // on the strand
+    std::optional<Error> error;
+    int parity = 0;
+    std::unique_ptr<PreparedScatter> scatter;  // of this parity, or of this ring entry
+  };
+  enum class Phase { kIdle, kWaiting, kArrived };
+
+  Channel(int32_t index, const MoeConfig& config, const PeerTable& peers, DomainGroup* group, Strand* strand);
+  Status Prepare();
+  Result<std::unique_ptr<PreparedScatter>> PrepareExchange(int parity);
+  Result<std::unique_ptr<PreparedScatter>> PrepareAnnouncement(int entry);
+  WorkerCallback CallbackFor(Signal* signal);
+  bool RefuseIfPoisoned(Operation* operation);
+
+  void OnTicket(TicketOperation* operation);
+  void IssueParked();
+  void IssueTicket(TicketOperation* operation, int64_t sequence);
+  void Announce(int64_t sequence);
+  void ClaimParked();
+  void ExpectAnnouncement();
+  void OnAnnouncement(Signal& signal);
+  void OnAnnounced(Signal& signal);
+
+  void OnStart(StartOperation* operation);
+  void OnDone(DoneOperation* operation);
+  void Advance();
+  bool StartNext();
+  bool FinishCurrent();
+  Status CheckMessages(const void* const* slots) const;
+  Status CheckCapacity(const void* const* slots) const;
+  void OnArrival(Signal& signal);
+  void OnSent(Signal& signal);
+  void ArmTimer();
+  void OnTimer(Signal& signal);
+  Error NameAbsentRanks(const Error& cause) const;
+  void* StagingSlot(int32_t rank, int64_t sequence) const;
+  const void* OwnSlot(int32_t source, int64_t sequence) const;
+  kernels::MessageStamp StampOf(int64_t sequence, uint64_t signature) const;
+
+  const int32_t index_;
+  const MoeConfig& config_;
+  const PeerTable& peers_;
+  DomainGroup* const group_;
+  Strand* const strand_;
+
+  std::optional<Error> poison_;
+  // Points to poison_ once it is set, never to change again; release there, acquire in error().
+  std::atomic<const Error*> visible_poison_{nullptr};
+  CallIdentifier identifier_;
+  TicketBook tickets_;
+  OperationList<TicketOperation> parked_tickets_;
+  OperationList<StartOperation> parked_starts_;
+  OperationList<DoneOperation> parked_dones_;
+
+  int64_t finished_ = 0;  // last exchange that is unpacked here
+  Phase phase_ = Phase::kIdle;  // of exchange finished_ + 1
+  uint64_t signature_ = 0;
+  kernels::ExchangeKind kind_ = kernels::ExchangeKind::kDispatch;
+  std::vector<void*> send_slots_;
+  std::vector<const void*> receive_slots_;
+  std::vector<int64_t> message_bytes_;
+
+  std::array<Signal, 2> arrivals_;
+  std::array<Signal, 2> sends_;
+  std::array<Signal, AnnouncementRing::kEntries> announcements_;
+  Signal announcement_arrival_;
+  Signal timer_;
+  int64_t announcement_immediates_used_ = 0;
+};
+
+}  // namespace jax_fabric::moe
+
+#endif  // JAX_FABRIC_MOE_CHANNEL_H_

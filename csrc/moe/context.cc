@@ -1,0 +1,197 @@
+#include "csrc/moe/context.h"
+
+#include <atomic>
+#include <thread>
+
+#include "csrc/base/byte_reader.h"
+#include "csrc/base/byte_writer.h"
+#include "csrc/base/random_bytes.h"
+
+namespace jax_fabric::moe {
+namespace {
+
+constexpr uint32_t kIntroductionMagic = 0x6a666d69;  // "jfmi"
+constexpr uint16_t kIntroductionVersion = 1;
+constexpr size_t kMaxBlobBytes = 1 << 20;
+
+// Tells this process from every other one.
+Result<uint64_t> ProcessId() {
+  static const Result<uint64_t> id = RandomId();
+  return id;
+}
+
+struct IntroductionFields {
+  int32_t rank = 0;
+  uint64_t process = 0;
+  uint64_t config_hash = 0;
+  uint64_t incarnation = 0;
+  uint32_t first_immediate = 0;
+  ByteView address;
+  ByteView descriptor;
+};
+
+Result<IntroductionFields> Parse(ByteView bytes) {
+  JF_ASSIGN_OR_RETURN(const Frame frame, OpenFrame(kIntroductionMagic, kIntroductionVersion, bytes, "introduction"));
+  ByteReader reader(frame.payload);
+  IntroductionFields fields;
+  JF_ASSIGN_OR_RETURN(fields.rank, reader.U32("rank"));
+  JF_ASSIGN_OR_RETURN(fields.process, reader.U64("process"));
+  JF_ASSIGN_OR_RETURN(fields.config_hash, reader.U64("config hash"));
+  JF_ASSIGN_OR_RETURN(fields.incarnation, reader.U64("incarnation"));
+  JF_ASSIGN_OR_RETURN(fields.first_immediate, reader.U32("first immediate"));
+  JF_ASSIGN_OR_RETURN(fields.address, reader.ByteString(kMaxBlobBytes, "address"));
+  JF_ASSIGN_OR_RETURN(fields.descriptor, reader.ByteString(kMaxBlobBytes, "descriptor"));
+  return fields;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Context>> Context::Create(const MoeConfig& config, DomainGroup* group, Executor* executor) {
+  JF_RETURN_IF_ERROR(config.Validate());
+  std::unique_ptr<Context> context(new Context(config, group, executor));
+  JF_ASSIGN_OR_RETURN(context->memory_, AllocateShared(config.MemoryBytes()));
+  const SharedMemory& memory = context->memory_;
+  PeerTable& table = context->table_;
+  JF_ASSIGN_OR_RETURN(table.own_memory, group->RegisterMemory(memory.data(), memory.size(), MemoryKind::kHost,
+                                                              Access::kRemoteWrite));
+  JF_ASSIGN_OR_RETURN(table.own_incarnation, RandomId());
+  table.rank = config.layout.shape.rank;
+  table.peers.resize(config.layout.shape.ranks);
+  Peer& self = table.peers[table.rank];
+  self.mapped = static_cast<std::byte*>(table.own_memory.address);
+  self.incarnation = table.own_incarnation;
+  JF_ASSIGN_OR_RETURN(self.first_immediate, group->AllocateImmediates(config.channels * kImmediatesPerChannel));
+  return context;
+}
+
+Context::Context(const MoeConfig& config, DomainGroup* group, Executor* executor)
+    : config_(config), group_(group), strand_(executor) {}
+
+Context::~Context() {
+  channels_.clear();
+  // Memory that cannot be deregistered is in use by a write that the engine still owns; the engine outlives us.
+  for (const RegisteredMemory& memory : {table_.own_memory, table_.staging_memory}) {
+    if (memory.address != nullptr) (void)group_->DeregisterMemory(memory);
+  }
+}
+
+Result<Bytes> Context::Introduction() const {
+  JF_ASSIGN_OR_RETURN(const Bytes descriptor, group_->Describe(table_.own_memory));
+  ByteWriter writer;
+  writer.U32(table_.rank);
+  JF_ASSIGN_OR_RETURN(const uint64_t process, ProcessId());
+  writer.U64(process);
+  writer.U64(config_.Hash());
+  writer.U64(table_.own_incarnation);
+  writer.U32(table_.peers[table_.rank].first_immediate);
+  writer.ByteString(group_->Address());
+  writer.ByteString(descriptor);
+  return SealFrame(kIntroductionMagic, kIntroductionVersion, writer.bytes());
+}
+
+Status Context::AddPeer(int32_t rank, ByteView introduction) {
+  JF_ASSIGN_OR_RETURN(const IntroductionFields fields, Parse(introduction));
+  if (fields.rank != rank) {
+    return MakeError(ErrorCode::kInvalidArgument, "introductions[{}] is that of rank {}: pass them in rank order", rank,
+                     fields.rank);
+  }
+  if (fields.config_hash != config_.Hash()) {
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "rank {} has another expert-parallel configuration than rank {}: num_experts, top_k, max_tokens, "
+                     "hidden, dtypes, capacity, channels and on_overflow must be equal on all ranks",
+                     rank, table_.rank);
+  }
+  JF_ASSIGN_OR_RETURN(const uint64_t process, ProcessId());
+  table_.one_process = table_.one_process && fields.process == process;
+  if (rank == table_.rank) return {};
+  Peer& peer = table_.peers[rank];
+  JF_ASSIGN_OR_RETURN(peer.handle, group_->AddPeer(fields.address));
+  JF_ASSIGN_OR_RETURN(peer.memory, DomainGroup::ParseDescriptor(fields.descriptor));
+  peer.first_immediate = fields.first_immediate;
+  peer.incarnation = fields.incarnation;
+  return {};
+}
+
+Status Context::Connect(std::span<const Bytes> introductions, Deadline deadline) {
+  if (introductions.size() != table_.peers.size()) {
+    return MakeError(ErrorCode::kInvalidArgument, "introductions: {} given, and there are {} ranks",
+                     introductions.size(), table_.peers.size());
+  }
+  std::vector<PeerHandle> handles;
+  for (size_t rank = 0; rank < introductions.size(); ++rank) {
+    JF_RETURN_IF_ERROR(AddPeer(static_cast<int32_t>(rank), introductions[rank]));
+    if (static_cast<int32_t>(rank) != table_.rank) handles.push_back(table_.peers[rank].handle);
+  }
+  JF_RETURN_IF_ERROR(group_->WaitPeers(handles, deadline));
+  for (size_t rank = 0; rank < table_.peers.size(); ++rank) {
+    Peer& peer = table_.peers[rank];
+    if (static_cast<int32_t>(rank) == table_.rank) continue;
+    peer.mapped = static_cast<std::byte*>(group_->MapRemote(peer.handle, peer.memory));
+  }
+  JF_RETURN_IF_ERROR(AllocateStaging());
+  std::vector<std::unique_ptr<Channel>> channels;
+  for (int32_t index = 0; index < config_.channels; ++index) {
+    JF_ASSIGN_OR_RETURN(auto channel, Channel::Create(index, config_, table_, group_, &strand_));
+    channels.push_back(std::move(channel));
+  }
+  channels_ = std::move(channels);
+  return {};
+}
+
+Status Context::AllocateStaging() {
+  if (mapped_peers() == config_.layout.shape.ranks) return {};
+  JF_ASSIGN_OR_RETURN(staging_, AllocateShared(config_.channels * config_.layout.ChannelBytes()));
+  JF_ASSIGN_OR_RETURN(table_.staging_memory, group_->RegisterMemory(staging_.data(), staging_.size(),
+                                                                    MemoryKind::kHost, Access::kLocalOnly));
+  return {};
+}
+
+Channel* Context::channel(int32_t index) {
+  if (index < 0 || index >= static_cast<int32_t>(channels_.size())) return nullptr;
+  return channels_[index].get();
+}
+
+int32_t Context::mapped_peers() const {
+  int32_t count = 0;
+  for (const Peer& peer : table_.peers) count += peer.mapped != nullptr;
+  return count;
+}
+
+const Error* Context::error() const {
+  for (const auto& channel : channels_) {
+    if (const Error* error = channel->error(); error != nullptr) return error;
+  }
+  return nullptr;
+}
+
+bool Context::Close(Deadline deadline) {
+  struct Sweep {
+    Context* context = nullptr;
+    Task task;
+    std::atomic<int> result{-1};
+  };
+  // Asked again and again, on the strand: cancelled expectations come back through the worker.
+  while (true) {
+    Sweep sweep;
+    sweep.context = this;
+    sweep.task.context = &sweep;
+    sweep.task.run = [](void* context) {
+      auto* self = static_cast<Sweep*>(context);
+      bool quiet = true;
+      for (const auto& channel : self->context->channels_) {
+        channel->Poison(Error{ErrorCode::kCancelled, "the expert-parallel context was closed"});
+        quiet = quiet && channel->Quiet();
+      }
+      // release, with the acquire below.
+      self->result.store(quiet ? 1 : 0, std::memory_order_release);
+    };
+    strand_.PostOrRun(&sweep.task);
+    int result = -1;
+    while ((result = sweep.result.load(std::memory_order_acquire)) < 0) std::this_thread::yield();
+    if (result == 1) return true;
+    if (deadline.Passed(group_->clock())) return false;
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
+}
+
+}  // namespace jax_fabric::moe

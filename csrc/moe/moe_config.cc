@@ -1,0 +1,43 @@
+#include "csrc/moe/moe_config.h"
+
+#include <xxhash.h>
+
+#include "csrc/moe/announcement_ring.h"
+
+namespace jax_fabric::moe {
+
+int64_t MoeConfig::MemoryBytes() const { return RingOffset(channels); }
+
+int64_t MoeConfig::RingOffset(int32_t channel) const {
+  return channels * layout.ChannelBytes() + channel * AnnouncementRing::kBytes;
+}
+
+Status MoeConfig::Validate() const {
+  const kernels::MoeShape& s = layout.shape;
+  const auto check = [](bool ok, const char* name, int64_t value, const char* accepted) -> Status {
+    if (ok) return {};
+    return MakeError(ErrorCode::kInvalidArgument, "{}={}: must be {}", name, value, accepted);
+  };
+  JF_RETURN_IF_ERROR(check(s.ranks >= 1, "ranks", s.ranks, "at least 1"));
+  JF_RETURN_IF_ERROR(check(s.rank >= 0 && s.rank < s.ranks, "rank", s.rank, "in [0, ranks)"));
+  JF_RETURN_IF_ERROR(check(s.experts >= 1, "num_experts", s.experts, "at least 1"));
+  JF_RETURN_IF_ERROR(check(s.experts_per_rank == (s.experts + s.ranks - 1) / s.ranks, "experts_per_rank",
+                           s.experts_per_rank, "ceil(num_experts / ranks)"));
+  JF_RETURN_IF_ERROR(check(s.max_tokens >= 1, "max_tokens", s.max_tokens, "at least 1"));
+  JF_RETURN_IF_ERROR(check(s.top_k >= 1 && s.top_k <= s.experts, "top_k", s.top_k, "in [1, num_experts]"));
+  JF_RETURN_IF_ERROR(check(s.hidden >= 1, "hidden", s.hidden, "at least 1"));
+  JF_RETURN_IF_ERROR(check(s.capacity >= 1 && s.capacity <= INT32_MAX, "capacity", s.capacity, "in [1, 2^31)"));
+  JF_RETURN_IF_ERROR(check(channels >= 1 && channels <= 64, "channels", channels, "in [1, 64]"));
+  return check(timeout_us >= 1, "timeout_us", timeout_us, "at least 1");
+}
+
+uint64_t MoeConfig::Hash() const {
+  const kernels::MoeShape& s = layout.shape;
+  const int64_t fields[] = {s.ranks,  s.experts_per_rank, s.experts,
+                            s.max_tokens, s.top_k,        s.hidden,
+                            s.capacity,   static_cast<int64_t>(layout.dispatch_type),
+                            static_cast<int64_t>(layout.combine_type), channels, drop_overflow};
+  return XXH3_64bits(fields, sizeof(fields));
+}
+
+}  // namespace jax_fabric::moe

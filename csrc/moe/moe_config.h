@@ -1,0 +1,30 @@
+// Configuration of one expert-parallel context: the same on all ranks, checked when they connect.
+#ifndef JAX_FABRIC_MOE_MOE_CONFIG_H_
+#define JAX_FABRIC_MOE_MOE_CONFIG_H_
+
+#include <cstdint>
+
+#include "csrc/base/status.h"
+#include "csrc/kernels/moe_layout.h"
+
+namespace jax_fabric::moe {
+
+struct MoeConfig {
+  kernels::SlotLayout layout;
+  int32_t channels = 2;          // exchanges that may be in flight at once, each with its own slots
+  int64_t timeout_us = 30'000'000;  // of every wait for a peer
+  bool drop_overflow = false;
+
+  // Slots of all sources, parities and channels, and the announcement rings; bytes of engine-owned memory.
+  int64_t MemoryBytes() const;
+  int64_t ChannelOffset(int32_t channel) const { return channel * layout.ChannelBytes(); }
+  int64_t RingOffset(int32_t channel) const;
+  // Names the argument, its value and what is accepted.
+  Status Validate() const;
+  // Equal on all ranks of a context; `rank` is left out.
+  uint64_t Hash() const;
+};
+
+}  // namespace jax_fabric::moe
+
+#endif  // JAX_FABRIC_MOE_MOE_CONFIG_H_

@@ -1,0 +1,45 @@
+// The ranks of one expert-parallel context, as one of them sees them: where their slots are and which immediates
+// they handed out.
+#ifndef JAX_FABRIC_MOE_PEER_TABLE_H_
+#define JAX_FABRIC_MOE_PEER_TABLE_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "csrc/engine/domain_group.h"
+
+namespace jax_fabric::moe {
+
+// Immediate ids of one channel, counted from the first one that the rank handed out for it.
+enum class ChannelImmediate : uint32_t {
+  kEvenExchange = 0,
+  kOddExchange = 1,
+  kAnnouncement = 2,
+  kTimer = 3,  // never sent: an expectation on it is a timer on the worker's clock
+};
+inline constexpr uint32_t kImmediatesPerChannel = 4;
+
+struct Peer {
+  PeerHandle handle = 0;
+  RemoteMemory memory;        // its slots and announcement rings
+  std::byte* mapped = nullptr;  // the same, where loads and stores reach it; else null
+  uint32_t first_immediate = 0;
+  uint64_t incarnation = 0;
+};
+
+struct PeerTable {
+  int32_t rank = 0;
+  std::vector<Peer> peers;     // by rank; this rank's own entry has only `mapped` and `first_immediate`
+  RegisteredMemory own_memory;      // slots and announcement rings
+  RegisteredMemory staging_memory;  // messages on their way to peers that are not mapped; empty if all are
+  uint64_t own_incarnation = 0;
+  bool one_process = true;  // every rank lives in this process
+
+  uint32_t Immediate(int32_t rank, int32_t channel, ChannelImmediate which) const {
+    return peers[rank].first_immediate + channel * kImmediatesPerChannel + static_cast<uint32_t>(which);
+  }
+};
+
+}  // namespace jax_fabric::moe
+
+#endif  // JAX_FABRIC_MOE_PEER_TABLE_H_

@@ -1,0 +1,8 @@
+"""Point-to-point RDMA for JAX programs."""
+
+from jax_fabric import moe
+from jax_fabric.fabric import Fabric
+
+__version__ = "0.1.0"
+
+__all__ = ["Fabric", "__version__", "moe"]

@@ -1,0 +1,65 @@
+"""Exchange of small blobs between the processes of a fabric."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+
+class Bootstrap(abc.ABC):
+    """A key-value exchange between processes."""
+
+    @abc.abstractmethod
+    def publish(self, key: str, blob: bytes) -> None:
+        """Makes a blob known to all processes; each key once."""
+
+    @abc.abstractmethod
+    def fetch(self, key: str, timeout_s: float) -> bytes:
+        """Waits for a blob.
+
+        Raises:
+          TimeoutError: nobody published it in time; names the key.
+        """
+
+
+class LocalBootstrap(Bootstrap):
+    """One process."""
+
+    def __init__(self) -> None:
+        """An empty board."""
+        self._blobs: dict[str, bytes] = {}
+
+    def publish(self, key: str, blob: bytes) -> None:
+        """See Bootstrap."""
+        self._blobs[key] = blob
+
+    def fetch(self, key: str, timeout_s: float) -> bytes:
+        """See Bootstrap."""
+        del timeout_s
+        if key not in self._blobs:
+            raise TimeoutError(f"bootstrap: {key!r} was never published in this process")
+        return self._blobs[key]
+
+
+class JaxDistributedBootstrap(Bootstrap):
+    """The coordination service of ``jax.distributed``."""
+
+    def __init__(self, client: Any) -> None:
+        """Uses a connected coordination client."""
+        self._client = client
+
+    def publish(self, key: str, blob: bytes) -> None:
+        """See Bootstrap."""
+        self._client.key_value_set_bytes(key, blob)
+
+    def fetch(self, key: str, timeout_s: float) -> bytes:
+        """See Bootstrap."""
+        try:
+            return self._client.blocking_key_value_get_bytes(key, max(1, int(timeout_s * 1000)))
+        except Exception as error:
+            if "DEADLINE_EXCEEDED" in str(error):
+                raise TimeoutError(
+                    f"bootstrap: {key!r} was not published within {timeout_s} s: is that process "
+                    f"alive, and does it make the same fabrics and contexts in the same order?"
+                ) from error
+            raise

@@ -1,0 +1,204 @@
+"""Fabric: the engine of this process, its local devices, and the other ranks."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import types
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from jax_fabric import _core, compat, primitives
+from jax_fabric.bootstrap import Bootstrap, JaxDistributedBootstrap, LocalBootstrap
+
+if TYPE_CHECKING:
+    from jax_fabric.moe.config import ExpertParallelConfig
+
+# Numbers the fabrics of this process; all processes make the same ones in the same order.
+_fabric_numbers = itertools.count()
+
+
+class Fabric:
+    """Connects the devices of a mesh, one engine a process.
+
+    Use it as a context manager, or call ``close()``. Every process of the mesh makes the same fabrics
+    in the same order.
+    """
+
+    def __init__(
+        self,
+        mesh: jax.sharding.Mesh,
+        *,
+        timeout_s: float = 30.0,
+        worker_threads: int | None = None,
+        bootstrap: Bootstrap | None = None,
+    ):
+        """Starts the engine.
+
+        Args:
+          mesh: devices that take part; all axes and subsets of the machine's devices are fine.
+          timeout_s: of every wait for another rank, seconds.
+          worker_threads: that drive the local devices' transfers; default: by the number of cores.
+          bootstrap: how processes find each other; default: ``jax.distributed`` where it is
+            initialised.
+
+        Raises:
+          ValueError: the mesh has devices of an unsupported platform, or none of this process.
+          RuntimeError: the environment would let XLA deadlock; the message has the line to set.
+        """
+        platforms = sorted({device.platform for device in mesh.devices.flat})
+        if platforms != ["cpu"]:
+            raise ValueError(
+                f"mesh: devices of platform {', '.join(platforms)}: only cpu devices are supported yet"
+            )
+        if not timeout_s > 0:
+            raise ValueError(f"timeout_s={timeout_s!r}: must be above 0 seconds")
+        self._local_devices = [
+            device for device in mesh.devices.flat if device.process_index == jax.process_index()
+        ]
+        if not self._local_devices:
+            raise ValueError(f"mesh: none of its devices belongs to process {jax.process_index()}")
+        _check_thread_pool(len(self._local_devices))
+        self.mesh = mesh
+        self.timeout_s = timeout_s
+        self._processes = sorted({device.process_index for device in mesh.devices.flat})
+        self._number = next(_fabric_numbers)
+        self._contexts = itertools.count()
+        self._bootstrap = bootstrap or _default_bootstrap(mesh)
+        self._closed = False
+        primitives.register_targets()
+        self._engine = _core.Engine(worker_threads=worker_threads or 0)
+        self._groups = {
+            device.id: self._engine.add_local_group(f"process {device.process_index} device {device.id}")
+            for device in self._local_devices
+        }
+
+    def __enter__(self) -> Fabric:
+        """The fabric itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: types.TracebackType | None,
+    ) -> None:
+        """Closes; raises what ``check`` finds if nothing else was raised."""
+        try:
+            if kind is None:
+                self.check()
+        finally:
+            self.close()
+
+    def check(self) -> None:
+        """Raises the first error of any context.
+
+        Raises:
+          RuntimeError: names operation, rank and peer. What was computed since is not to be trusted.
+        """
+        error = self._engine.first_error()
+        if error is not None:
+            raise RuntimeError(error)
+
+    def close(self) -> None:
+        """Ends everything in flight with an error and frees the engine's memory.
+
+        Local, bounded and idempotent: it does not wait for other ranks.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self._engine.close(timeout_us=int(min(self.timeout_s, 10.0) * 1e6))
+
+    def open_moe_context(self, config: ExpertParallelConfig, axis_name: str) -> int:
+        """Makes the local ranks of an expert-parallel context and connects them; collective.
+
+        Args:
+          config: equal on all ranks.
+          axis_name: of the mesh.
+
+        Returns:
+          Handle of the context: equal in all processes, part of compiled programs.
+        """
+        if self._closed:
+            raise RuntimeError("this fabric was closed; make a new one")
+        name = f"jax_fabric/{self._number}/{next(self._contexts)}"
+        handle = self._agree_on_handle(name)
+        slices = _slices(self.mesh, axis_name)
+        local = []
+        for number, devices in enumerate(slices):
+            for rank, device in enumerate(devices):
+                if device.id not in self._groups:
+                    continue
+                context = self._engine.add_moe_context(
+                    self._groups[device.id], config.native(rank), handle, device.id
+                )
+                self._bootstrap.publish(f"{name}/{number}/{rank}", context.introduction())
+                local.append((number, context))
+        introductions = {
+            number: [
+                self._bootstrap.fetch(f"{name}/{number}/{rank}", self.timeout_s)
+                for rank in range(len(slices[number]))
+            ]
+            for number in {number for number, _ in local}
+        }
+        for number, context in local:
+            context.connect(introductions[number], timeout_us=int(self.timeout_s * 1e6))
+        self._barrier(name)
+        return handle
+
+    def _agree_on_handle(self, name: str) -> int:
+        """The lowest handle that is free in every process."""
+        own = _core.next_context_handle()
+        if len(self._processes) == 1:
+            return own
+        self._bootstrap.publish(f"{name}/handle/{jax.process_index()}", str(own).encode())
+        handle = max(
+            int(self._bootstrap.fetch(f"{name}/handle/{process}", self.timeout_s))
+            for process in self._processes
+        )
+        _core.reserve_context_handles(handle + 1)
+        return handle
+
+    def _barrier(self, name: str) -> None:
+        """No rank may send before every rank is connected."""
+        if len(self._processes) == 1:
+            return
+        self._bootstrap.publish(f"{name}/connected/{jax.process_index()}", b"1")
+        for process in self._processes:
+            self._bootstrap.fetch(f"{name}/connected/{process}", self.timeout_s)
+
+
+def _slices(mesh: jax.sharding.Mesh, axis_name: str) -> list[list[Any]]:
+    """Devices along the axis, one list for each position on the other axes."""
+    axis = mesh.axis_names.index(axis_name)
+    rows = np.moveaxis(mesh.devices, axis, -1).reshape(-1, mesh.devices.shape[axis])
+    return [list(row) for row in rows]
+
+
+def _default_bootstrap(mesh: jax.sharding.Mesh) -> Bootstrap:
+    processes = {device.process_index for device in mesh.devices.flat}
+    if len(processes) == 1:
+        return LocalBootstrap()
+    client = compat.distributed_client()
+    if client is None:
+        raise RuntimeError(
+            f"mesh: spans {len(processes)} processes: call jax.distributed.initialize() first, or pass "
+            f"bootstrap="
+        )
+    return JaxDistributedBootstrap(client)
+
+
+def _check_thread_pool(local_devices: int) -> None:
+    """XLA:CPU before jaxlib 0.12 can run out of threads when several devices wait for each other."""
+    if local_devices == 1 or not compat.jaxlib_needs_thread_pool_reserve():
+        return
+    needed = 4 * local_devices
+    value = os.environ.get("NPROC", "")
+    if not value.isdigit() or int(value) < needed:
+        raise RuntimeError(
+            f"NPROC={value or 'not set'}: with {local_devices} local CPU devices this jaxlib can "
+            f"deadlock. Set NPROC={max(32, needed)} in the environment before Python imports jax."
+        )

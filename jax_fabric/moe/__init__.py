@@ -1,0 +1,7 @@
+"""Mixture-of-experts: dispatch and combine as jittable, differentiable operations."""
+
+from jax_fabric.moe.config import ExpertParallelConfig
+from jax_fabric.moe.expert_parallel import ExpertParallel, save_exchanges
+from jax_fabric.moe.routes import Dispatched, Routes
+
+__all__ = ["Dispatched", "ExpertParallel", "ExpertParallelConfig", "Routes", "save_exchanges"]

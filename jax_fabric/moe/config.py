@@ -1,0 +1,122 @@
+"""Configuration of expert-parallel layers: what must be equal on all ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+import jax.numpy as jnp
+import numpy as np
+
+from jax_fabric import _core
+
+ROW_DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpertParallelConfig:
+    """Shapes and limits of an expert-parallel context.
+
+    Attributes:
+      num_ranks: N, size of the mesh axis.
+      num_experts: E over all ranks. Expert e lives on rank ``e // experts_per_rank``; the last ranks
+        may have fewer.
+      top_k: K, experts a token.
+      max_tokens: T, rows of x a call on each rank at most.
+      hidden: H, elements a row.
+      dtype: of x and of the rows that experts get: float32, bfloat16 or float16.
+      combine_dtype: of the partial sums on their way back; default: ``dtype``. The sums themselves
+        are made in float32.
+      capacity: rows that a rank's experts get at most, all together; default: what can never
+        overflow, ``N * T * min(K, experts_per_rank)``.
+      on_overflow: "error" raises on all ranks; "drop" leaves rows out and counts them in
+        ``Dispatched.dropped``.
+      channels: exchanges that may be in flight at once.
+      timeout_s: of every wait for another rank, seconds.
+    """
+
+    num_ranks: int
+    num_experts: int
+    top_k: int
+    max_tokens: int
+    hidden: int
+    dtype: Any = jnp.bfloat16
+    combine_dtype: Any = None
+    capacity: int | None = None
+    on_overflow: Literal["error", "drop"] = "error"
+    channels: int = 1
+    timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        """Checks every argument.
+
+        Raises:
+          ValueError: names the argument, its value and what is accepted.
+        """
+        for name in ("num_ranks", "num_experts", "top_k", "max_tokens", "hidden", "channels"):
+            value = getattr(self, name)
+            if not isinstance(value, (int, np.integer)) or value < 1:
+                raise ValueError(f"{name}={value!r}: must be a whole number of at least 1")
+            object.__setattr__(self, name, int(value))
+        if self.top_k > self.num_experts:
+            raise ValueError(f"top_k={self.top_k}: must be at most num_experts={self.num_experts}")
+        if self.channels > 64:
+            raise ValueError(f"channels={self.channels}: must be at most 64")
+        if not self.timeout_s > 0:
+            raise ValueError(f"timeout_s={self.timeout_s!r}: must be above 0 seconds")
+        if self.on_overflow not in ("error", "drop"):
+            raise ValueError(f'on_overflow={self.on_overflow!r}: must be "error" or "drop"')
+        object.__setattr__(self, "dtype", self._row_dtype("dtype", self.dtype))
+        combine_dtype = self.dtype if self.combine_dtype is None else self.combine_dtype
+        object.__setattr__(self, "combine_dtype", self._row_dtype("combine_dtype", combine_dtype))
+        most = self.num_ranks * self.max_tokens * self.local_top_k
+        capacity = most if self.capacity is None else self.capacity
+        if not 1 <= capacity < 2**31:
+            raise ValueError(
+                f"capacity={capacity}: must be in [1, 2**31); {most} rows are the most that can come"
+            )
+        object.__setattr__(self, "capacity", int(capacity))
+
+    @staticmethod
+    def _row_dtype(name: str, dtype: Any) -> np.dtype:
+        accepted = [np.dtype(each) for each in ROW_DTYPES]
+        try:
+            result = np.dtype(dtype)
+        except TypeError:
+            result = None
+        if result not in accepted:
+            raise ValueError(
+                f"{name}={dtype!r}: must be one of {', '.join(str(each) for each in accepted)}"
+            )
+        return result
+
+    @property
+    def experts_per_rank(self) -> int:
+        """E_local: experts of one rank."""
+        return -(-self.num_experts // self.num_ranks)
+
+    @property
+    def local_top_k(self) -> int:
+        """Experts of one rank that one token can have at most."""
+        return min(self.top_k, self.experts_per_rank)
+
+    def native(self, rank: int) -> _core.MoeConfig:
+        """The same for the engine, as seen from one rank."""
+        return _core.MoeConfig(
+            ranks=self.num_ranks,
+            rank=rank,
+            experts=self.num_experts,
+            max_tokens=self.max_tokens,
+            top_k=self.top_k,
+            hidden=self.hidden,
+            capacity=self.capacity,
+            dispatch_type=str(self.dtype),
+            combine_type=str(self.combine_dtype),
+            channels=self.channels,
+            timeout_us=int(self.timeout_s * 1e6),
+            drop_overflow=self.on_overflow == "drop",
+        )
+
+    def memory_bytes(self) -> int:
+        """Engine-owned memory of one rank: slots of every source, parity and channel."""
+        return self.native(0).memory_bytes()

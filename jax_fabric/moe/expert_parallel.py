@@ -1,0 +1,258 @@
+"""Expert parallelism: tokens to their experts' ranks and back, inside of a jitted program."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+
+from jax_fabric import compat
+from jax_fabric.fabric import Fabric
+from jax_fabric.moe import exchange
+from jax_fabric.moe.config import ExpertParallelConfig
+from jax_fabric.moe.routes import Dispatched, Routes
+
+#: Names of the results of an exchange, for checkpoint policies.
+DISPATCH_NAME = "jax_fabric_dispatch"
+COMBINE_NAME = "jax_fabric_combine"
+
+
+def save_exchanges() -> Any:
+    """Policy for ``jax.checkpoint`` that saves what exchanges returned, so that remat sends nothing again."""
+    return jax.checkpoint_policies.save_only_these_names(DISPATCH_NAME, COMBINE_NAME)
+
+
+class ExpertParallel:
+    """An expert-parallel context over one axis of the fabric's mesh.
+
+    Its memory is allocated here and given back when the fabric closes. Making one is collective: all
+    processes make the same contexts in the same order.
+    """
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        *,
+        axis_name: str,
+        num_experts: int,
+        top_k: int,
+        max_tokens: int,
+        hidden: int,
+        dtype: Any = jnp.bfloat16,
+        combine_dtype: Any = None,
+        capacity: int | None = None,
+        on_overflow: Literal["error", "drop"] = "error",
+        channels: int = 1,
+        timeout_s: float | None = None,
+    ):
+        """Allocates the slots and connects the ranks.
+
+        Args:
+          fabric: an open fabric.
+          axis_name: axis of the fabric's mesh over which experts are spread. Each slice of the other
+            axes is a group of its own.
+          num_experts: see ``ExpertParallelConfig``, like the following.
+          top_k: experts a token.
+          max_tokens: rows of x a call at most.
+          hidden: elements a row.
+          dtype: of x.
+          combine_dtype: of partial sums on their way back.
+          capacity: rows for a rank's experts at most.
+          on_overflow: "error" or "drop".
+          channels: exchanges that may be in flight at once.
+          timeout_s: of every wait for another rank; default: the fabric's.
+
+        Raises:
+          ValueError: an argument is wrong, or differs between the ranks.
+          RuntimeError: a rank could not be reached; the message names it.
+        """
+        if axis_name not in fabric.mesh.axis_names:
+            raise ValueError(
+                f"axis_name={axis_name!r}: the fabric's mesh has axes {tuple(fabric.mesh.axis_names)}"
+            )
+        self.config = ExpertParallelConfig(
+            num_ranks=fabric.mesh.shape[axis_name],
+            num_experts=num_experts,
+            top_k=top_k,
+            max_tokens=max_tokens,
+            hidden=hidden,
+            dtype=dtype,
+            combine_dtype=combine_dtype,
+            capacity=capacity,
+            on_overflow=on_overflow,
+            channels=channels,
+            timeout_s=fabric.timeout_s if timeout_s is None else timeout_s,
+        )
+        self.axis_name = axis_name
+        self._context = fabric.open_moe_context(self.config, axis_name)
+
+    @property
+    def num_ranks(self) -> int:
+        """N, size of the axis."""
+        return self.config.num_ranks
+
+    @property
+    def experts_per_rank(self) -> int:
+        """E_local, experts of one rank."""
+        return self.config.experts_per_rank
+
+    @property
+    def capacity(self) -> int:
+        """Rows of ``Dispatched.tokens``."""
+        return self.config.capacity
+
+    def memory_bytes(self) -> int:
+        """Engine-owned memory of one rank, bytes."""
+        return self.config.memory_bytes()
+
+    def dispatch(
+        self,
+        x: jax.Array,
+        experts: jax.Array,
+        weights: jax.Array,
+        *,
+        channel: int = 0,
+        after: jax.Array | None = None,
+        zero_padding: bool = False,
+    ) -> Dispatched:
+        """Sends each token to the ranks of its experts; inside of ``shard_map`` over the axis.
+
+        Args:
+          x: [T, H] of the context's dtype, T at most ``max_tokens``.
+          experts: integer[T, K]; ids outside [0, E) are not routed. An expert named twice by a token
+            gets one row with the summed weight.
+          weights: floating[T, K].
+          channel: calls in flight at once go faster over different channels.
+          after: ``Dispatched.token`` of a call that must go first, where no data says so.
+          zero_padding: clear the rows past ``group_sizes.sum()``; they are unspecified otherwise.
+
+        Returns:
+          Rows for this rank's experts. Differentiable in x and weights.
+
+        Raises:
+          ValueError: at trace time: a shape, dtype or channel does not fit.
+          jax.errors.JaxRuntimeError: at run time: a rank did not come in time, or there were more rows
+            than ``capacity``.
+        """
+        self._check_dispatch(x, experts, weights, channel)
+        site = self._site(channel, zero_padding)
+        ids = jnp.where((experts >= 0) & (experts < self.config.num_experts), experts, -1)
+        if after is None:
+            after = jnp.zeros((1,), jnp.int32)
+        rank = site.rank()
+        x, weights, ids, after, _ = compat.make_varying(
+            x, weights.astype(jnp.float32), ids.astype(jnp.int32), after, rank
+        )
+        out = exchange.dispatch(site, x, weights, ids, after)
+        out = tuple(checkpoint_name(each, DISPATCH_NAME) for each in out)
+        tokens, row_weights, group_sizes, dropped, token, *routes = out
+        return Dispatched(tokens, row_weights, group_sizes, dropped, token, Routes(*routes))
+
+    def combine(
+        self,
+        y: jax.Array,
+        dispatched: Dispatched,
+        *,
+        weighted: bool = True,
+        channel: int = 0,
+        after: jax.Array | None = None,
+    ) -> jax.Array:
+        """Sums each token's expert rows, back on the token's rank.
+
+        Args:
+          y: [capacity, H] of the context's dtype, the experts' results for ``dispatched.tokens``.
+          dispatched: what dispatch returned.
+          weighted: multiply each row by ``dispatched.weights`` first.
+          channel: as in dispatch.
+          after: as in dispatch.
+
+        Returns:
+          [T, H] of y's dtype. Summed in float32 by rising expert on a rank, rounded to
+          ``combine_dtype``, then summed in float32 by rising rank. Differentiable in y and in
+          ``dispatched.weights``.
+
+        Raises:
+          ValueError: at trace time: a shape, dtype or channel does not fit.
+          jax.errors.JaxRuntimeError: at run time: a rank did not come in time.
+        """
+        config = self.config
+        self._check_channel("combine", channel)
+        expected = (config.capacity, config.hidden)
+        if y.shape != expected or y.dtype != config.dtype:
+            raise ValueError(
+                f"combine: y is {y.dtype}{list(y.shape)}, and dispatch gave rows of "
+                f"{config.dtype}{list(expected)}: return one row for each row of tokens"
+            )
+        token = dispatched.token
+        if after is not None:
+            # Both are operands of the ticket: data, which is what orders.
+            token = jnp.concatenate([token, after])
+        routes = dispatched.routes
+        y, weights, token, *parts = compat.make_varying(
+            y,
+            dispatched.weights,
+            token,
+            routes.index,
+            routes.slot,
+            routes.positions,
+            routes.rows,
+        )
+        out = exchange.combine(self._site(channel), weighted, y, weights, tuple(parts), token)
+        return checkpoint_name(out, COMBINE_NAME)
+
+    def _site(self, channel: int, zero_padding: bool = False) -> exchange.Site:
+        return exchange.Site(self.config, self.axis_name, self._context, channel, zero_padding)
+
+    def _check_channel(self, call: str, channel: int) -> None:
+        if not 0 <= channel < self.config.channels:
+            raise ValueError(
+                f"{call}: channel={channel}: this context has channels 0 to "
+                f"{self.config.channels - 1}; make it with channels={channel + 1}"
+            )
+        try:
+            size = lax.axis_size(self.axis_name)
+        except NameError:
+            raise ValueError(
+                f"{call}: axis {self.axis_name!r} is not bound here: call it inside of jax.shard_map "
+                f"over the fabric's mesh"
+            ) from None
+        if size != self.config.num_ranks:
+            raise ValueError(
+                f"{call}: axis {self.axis_name!r} has size {size} here and {self.config.num_ranks} in "
+                f"the fabric's mesh: use that mesh"
+            )
+
+    def _check_dispatch(
+        self, x: jax.Array, experts: jax.Array, weights: jax.Array, channel: int
+    ) -> None:
+        config = self.config
+        self._check_channel("dispatch", channel)
+        if x.ndim != 2 or x.shape[1] != config.hidden:
+            raise ValueError(
+                f"dispatch: x has shape {list(x.shape)}, and must be [T, hidden={config.hidden}]"
+            )
+        if x.shape[0] > config.max_tokens:
+            raise ValueError(
+                f"dispatch: x has {x.shape[0]} rows, and max_tokens={config.max_tokens}: raise "
+                f"max_tokens"
+            )
+        if x.dtype != config.dtype:
+            raise ValueError(
+                f"dispatch: x is {x.dtype}, and the context was made with dtype={config.dtype}: "
+                f"cast x, or pass dtype={x.dtype} to ExpertParallel"
+            )
+        shape = (x.shape[0], config.top_k)
+        for name, value, kind in (
+            ("experts", experts, jnp.integer),
+            ("weights", weights, jnp.floating),
+        ):
+            if value.shape != shape:
+                raise ValueError(
+                    f"dispatch: {name} has shape {list(value.shape)}, and must be [T={shape[0]}, "
+                    f"top_k={shape[1]}]"
+                )
+            if not jnp.issubdtype(value.dtype, kind):
+                raise ValueError(f"dispatch: {name} is {value.dtype}, and must be {kind.__name__}")

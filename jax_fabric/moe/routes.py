@@ -1,0 +1,48 @@
+"""What dispatch returns and combine takes: rows for the experts, and the routes they came by."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Routes:
+    """How the rows of one dispatch travelled: kept as data, so that grad, scan and remat carry it.
+
+    Attributes:
+      index: int32[T, N], row of a token in the message to a rank, or -1.
+      slot: int32[T, K], which local expert of that row a choice became, or -1.
+      positions: int32[N, max_tokens, local_top_k], row in ``tokens`` of a received entry, or -1.
+      rows: int32[N], rows received from each rank.
+    """
+
+    index: jax.Array
+    slot: jax.Array
+    positions: jax.Array
+    rows: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Dispatched:
+    """Rows for this rank's experts.
+
+    Attributes:
+      tokens: [capacity, H], ordered by (expert, source rank, token). Rows past
+        ``group_sizes.sum()`` are unspecified.
+      weights: float32[capacity], the routing weight of each row.
+      group_sizes: int32[experts_per_rank], rows of each expert: what ``jax.lax.ragged_dot`` takes.
+      dropped: int32[1], rows that found no room; always 0 unless ``on_overflow="drop"``.
+      token: int32[1], to order other calls after this one (``after=``).
+      routes: for combine.
+    """
+
+    tokens: jax.Array
+    weights: jax.Array
+    group_sizes: jax.Array
+    dropped: jax.Array
+    token: jax.Array
+    routes: Routes

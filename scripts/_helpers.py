@@ -1,0 +1,382 @@
+"""What is more than shell glue in scripts/: the test run, its report, the requirements list.
+
+Used by scripts/setup and scripts/test. Standard library only: it runs before anything is installed.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.parse
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+MONOREPO = ROOT / "examples" / "bazel_monorepo"
+PYTHON = ROOT / ".venv" / "bin" / "python3"
+CXX_FOLDERS = ("csrc", "tests", "benchmarks", "examples")
+CXX_SUFFIXES = (".cc", ".h", ".cu", ".cuh")
+
+# A step that hangs must not cost the report of all others.
+STEP_TIMEOUT_S = 40 * 60
+
+
+# ---- Requirements ---------------------------------------------------------------------------
+
+
+def requirements() -> list[str]:
+    """Returns what a development machine installs: everything that pyproject.toml names."""
+    try:
+        import tomllib
+    except ModuleNotFoundError:  # Python 3.10
+        from pip._vendor import tomli as tomllib
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    project = config["project"]
+    wanted = [*config["build-system"]["requires"], *project["dependencies"]]
+    for extra in project["optional-dependencies"].values():
+        wanted += extra
+    # The bound on jaxlib is for wheels that travel. Here the extension meets the very jaxlib it
+    # was built with, which may be any that jax asks for.
+    return sorted({r for r in wanted if not r.startswith("jaxlib")})
+
+
+# ---- Counting test cases --------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Count:
+    """Test cases of one step."""
+
+    passed: int = 0
+    failed: int = 0
+
+    def __iadd__(self, other: "Count") -> "Count":
+        """Adds another step's cases."""
+        self.passed += other.passed
+        self.failed += other.failed
+        return self
+
+
+def count_junit(path: Path) -> Count:
+    """Counts a junit file of GoogleTest, Bazel or pytest. Skipped cases are neither."""
+    count = Count()
+    for case in ElementTree.parse(path).iter("testcase"):
+        if case.find("failure") is not None or case.find("error") is not None:
+            count.failed += 1
+        elif case.find("skipped") is None and case.get("status") != "notrun":
+            count.passed += 1
+    return count
+
+
+def count_build_events(path: Path) -> Count:
+    """Counts the cases of a Bazel run, from the test.xml of each test that it names as its own.
+
+    Not by a search in bazel-testlogs: results of tests that are long gone lie there too.
+    """
+    last_attempt: dict[tuple, tuple[int, dict]] = {}
+    for line in path.read_text().splitlines():
+        event = json.loads(line)
+        identity = event.get("id", {}).get("testResult")
+        if identity is None or "testResult" not in event:
+            continue
+        key = (identity["label"], identity.get("run"), identity.get("shard"))
+        attempt = identity.get("attempt", 1)
+        if attempt >= last_attempt.get(key, (0, {}))[0]:
+            last_attempt[key] = (attempt, event["testResult"])
+
+    total = Count()
+    for _, result in last_attempt.values():
+        files = {f["name"]: f.get("uri", "") for f in result.get("testActionOutput", [])}
+        path = Path(urllib.parse.unquote(urllib.parse.urlparse(files.get("test.xml", "")).path))
+        cases = count_junit(path) if path.is_file() else Count()
+        passed = result.get("status") == "PASSED"
+        if not passed and cases.failed == 0:
+            cases.failed = 1  # died or timed out between two cases
+        elif passed and cases.passed + cases.failed == 0:
+            cases.passed = 1  # a test without a list of cases
+        total += cases
+    return total
+
+
+# ---- Running steps --------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One command of a part of the run."""
+
+    name: str
+    command: Sequence[str | Path]
+    cwd: Path = ROOT
+    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    report: Path | None = None
+    count: Callable[[Path], Count] | None = None
+    # The rest of the part makes no sense without it.
+    essential: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What came of a step."""
+
+    part: str
+    step: str
+    ok: bool
+    seconds: float
+    count: Count
+
+
+def run_command(step: Step) -> int:
+    """Runs a step's command to its end or its time limit, and returns its exit code."""
+    command = [str(word) for word in step.command]
+    try:
+        process = subprocess.Popen(
+            command,
+            cwd=step.cwd,
+            env={**os.environ, **step.env},
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except OSError as error:
+        print(f"cannot run {command[0]}: {error}", flush=True)
+        return 127
+    try:
+        return process.wait(STEP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        print(f"stopped: not done after {STEP_TIMEOUT_S} s", flush=True)
+        return 124
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)  # with everything that it has started
+            process.wait()
+
+
+def run_step(part: str, step: Step) -> Result:
+    """Runs a step and counts its test cases; a failed step counts as one failed case at least."""
+    print(f"\n=== {part}: {step.name}", flush=True)
+    begin = time.monotonic()
+    code = run_command(step)
+    count = Count()
+    if step.report is not None and step.count is not None and step.report.exists():
+        try:
+            count = step.count(step.report)
+        except (ElementTree.ParseError, ValueError, KeyError) as error:
+            print(f"cannot read the report of this step: {error}", flush=True)
+            code = code or 1
+    ok = code == 0 and count.failed == 0
+    if not ok:
+        count.failed = max(count.failed, 1)
+    seconds = time.monotonic() - begin
+    outcome = "ok" if ok else f"FAILED (exit code {code})"
+    print(f"--- {part}: {step.name}: {outcome}, {seconds:.1f} s", flush=True)
+    return Result(part, step.name, ok, seconds, count)
+
+
+# ---- The parts ------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """What the parts share."""
+
+    scratch: Path
+    soak: bool
+
+    @property
+    def test_env(self) -> dict[str, str]:
+        """What tests see in their environment."""
+        return {"JAX_FABRIC_SOAK": "1"} if self.soak else {}
+
+
+def bazel() -> str:
+    """Returns the bazel to run."""
+    return os.environ.get("BAZEL") or ("bazel" if shutil.which("bazel") else "bazelisk")
+
+
+def bazel_test(context: Context, name: str, *options: str, cwd: Path = ROOT) -> Step:
+    """Returns a step that runs all tests of a workspace and leaves its build events to count."""
+    events = context.scratch / f"{name.replace(' ', '_')}.json"
+    test_env = [f"--test_env={k}={v}" for k, v in context.test_env.items()]
+    return Step(
+        name,
+        [
+            *(bazel(), "test", "--config=ci", f"--build_event_json_file={events}"),
+            *(*options, *test_env, "//..."),
+        ],
+        cwd=cwd,
+        report=events,
+        count=count_build_events,
+    )
+
+
+def editable_install() -> Step:
+    """Returns the step that builds the extension into the source tree."""
+    return Step(
+        "build into .venv",
+        [
+            *(PYTHON, "-m", "pip", "install", "-qq", "--disable-pip-version-check"),
+            *("--no-build-isolation", "--no-deps", "--editable", "."),
+        ],
+        env={"JAX_FABRIC_CUDA": os.environ.get("JAX_FABRIC_CUDA", "0")},
+        essential=True,
+    )
+
+
+def lint(_: Context) -> Iterator[Step]:
+    """Style and static checks."""
+    tool = PYTHON.parent
+    yield Step("ruff check", [tool / "ruff", "check", "--quiet", "."])
+    yield Step("ruff format", [tool / "ruff", "format", "--check", "--quiet", "."])
+    # Not by git: a new file is checked before it is committed, too, and so is a copy without git.
+    sources = sorted(
+        path.relative_to(ROOT)
+        for folder in CXX_FOLDERS
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in CXX_SUFFIXES and path.is_file()
+    )
+    if sources:
+        yield Step("clang-format", [tool / "clang-format", "--dry-run", "-Werror", *sources])
+
+
+def cpp(context: Context) -> Iterator[Step]:
+    """C++ tests, and the smoke test that Python programs work under Bazel."""
+    yield bazel_test(context, "bazel test")
+
+
+def sanitize(context: Context) -> Iterator[Step]:
+    """C++ tests under ThreadSanitizer, then under AddressSanitizer and UBSan."""
+    yield bazel_test(context, "ThreadSanitizer", "--config=tsan")
+    yield bazel_test(context, "AddressSanitizer and UBSan", "--config=asan")
+
+
+def python(context: Context) -> Iterator[Step]:
+    """Python tests."""
+    yield editable_install()
+    report = context.scratch / "pytest.xml"
+    yield Step(
+        "pytest",
+        [PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", "tests"],
+        # XLA:CPU sizes its thread pool by NPROC; with a thread a core, programs with several
+        # devices that wait for each other can block themselves.
+        env={"NPROC": "32", **context.test_env},
+        report=report,
+        count=count_junit,
+    )
+
+
+def monorepo(context: Context) -> Iterator[Step]:
+    """A workspace of somebody else that depends on this one."""
+    # One Bazel server at a time: two of them hold memory that the tests need.
+    yield Step("stop Bazel", [bazel(), "shutdown"])
+    yield bazel_test(
+        context,
+        "consumer workspace",
+        f"--repo_env=PYTHON_BIN_PATH={PYTHON}",
+        cwd=MONOREPO,
+    )
+    yield Step("stop Bazel in the consumer workspace", [bazel(), "shutdown"], cwd=MONOREPO)
+
+
+def wheel(context: Context) -> Iterator[Step]:
+    """A wheel as users get it, installed into an empty environment."""
+    venv = context.scratch / "venv"
+    wheels = context.scratch / "wheels"
+    pip = ["-m", "pip", "-qq", "--disable-pip-version-check"]
+    # setuptools would pack modules that an earlier build left there and that are deleted since.
+    shutil.rmtree(ROOT / "build", ignore_errors=True)
+    yield Step(
+        "build",
+        [PYTHON, *pip, "wheel", "--no-deps", f"--wheel-dir={wheels}", "."],
+        env={"JAX_FABRIC_CUDA": os.environ.get("JAX_FABRIC_CUDA", "0")},
+        essential=True,
+    )
+    built = sorted(wheels.glob("*.whl"))
+    yield Step(
+        "is one for CPython >= 3.10 (cp310-abi3)",
+        ["test", "1", "=", str(len([w for w in built if "-cp310-abi3-" in w.name]))],
+    )
+    yield Step("new environment", [PYTHON, "-m", "venv", venv], essential=True)
+    yield Step("install", [venv / "bin" / "python3", *pip, "install", *built], essential=True)
+    check = "import jax_fabric, jax_fabric._core as core; print(core.ffi_api_version())"
+    yield Step("import", [venv / "bin" / "python3", "-c", check], cwd=context.scratch)
+    yield Step("command", [venv / "bin" / "jax-fabric", "--help"], cwd=context.scratch)
+
+
+PARTS: dict[str, Callable[[Context], Iterator[Step]]] = {
+    part.__name__: part for part in (lint, cpp, sanitize, python, monorepo, wheel)
+}
+
+
+def print_summary(results: Sequence[Result]) -> bool:
+    """Prints the table and the closing line; returns whether all is well."""
+    width = max([len(f"{r.part}: {r.step}") for r in results], default=0)
+    total = Count()
+    print("\n=== summary")
+    for r in results:
+        total += r.count
+        cases = f"{r.count.passed:6d} passed {r.count.failed:4d} failed"
+        mark = "ok    " if r.ok else "FAILED"
+        print(f"{f'{r.part}: {r.step}':{width}}  {mark} {r.seconds:7.1f} s {cases}")
+    print(f"{total.passed} passed, {total.failed} failed", flush=True)
+    return total.failed == 0
+
+
+def test(args: argparse.Namespace) -> int:
+    """Runs the chosen parts, each whatever came of the others."""
+    chosen = [name for name in PARTS if name in args.part] if args.part else list(PARTS)
+    results: list[Result] = []
+    with tempfile.TemporaryDirectory(prefix="jax_fabric_test_") as scratch:
+        context = Context(Path(scratch), args.soak)
+        for name in chosen:
+            for step in PARTS[name](context):
+                results.append(run_step(name, step))
+                if step.essential and not results[-1].ok:
+                    break
+        # Never leave a server behind: CI waits for what a run has started.
+        with contextlib.suppress(OSError):
+            subprocess.run([bazel(), "shutdown"], cwd=ROOT, stdin=subprocess.DEVNULL)
+    return 0 if print_summary(results) else 1
+
+
+def main() -> int:
+    """Entry point."""
+    parser = argparse.ArgumentParser(prog="scripts/_helpers.py")
+    commands = parser.add_subparsers(required=True)
+
+    sub = commands.add_parser("requirements", help="print what .venv gets")
+    sub.set_defaults(run=lambda _: print("\n".join(requirements())) or 0)
+
+    sub = commands.add_parser(
+        "test",
+        prog="scripts/test",
+        description="Sets the machine up and runs everything that must be green.",
+        epilog="parts: "
+        + "; ".join(f"{name}: {(part.__doc__ or '').rstrip('.')}" for name, part in PARTS.items()),
+    )
+    sub.add_argument(
+        "--part",
+        action="extend",
+        nargs="+",
+        choices=list(PARTS),
+        metavar="PART",
+        help="run these parts only (default: all)",
+    )
+    sub.add_argument(
+        "--soak", action="store_true", help="long versions of the tests (JAX_FABRIC_SOAK=1)"
+    )
+    sub.set_defaults(run=test)
+
+    args = parser.parse_args()
+    return args.run(args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -11,8 +10,6 @@ import numpy as np
 from jax import lax
 from jax.extend import core as jax_core
 from jax.interpreters import mlir
-
-_TICKET_TARGET = "jf_moe_ticket"
 
 
 def varying_axes(*values: jax.Array) -> frozenset[str]:
@@ -36,11 +33,6 @@ def make_varying(*values: jax.Array) -> tuple[jax.Array, ...]:
     return tuple(result)
 
 
-def result_type(like: jax.Array, shape: Sequence[int], dtype: Any) -> Any:
-    """Type of a result that varies over the same mesh axes as ``like``."""
-    return jax.typeof(like).update(shape=tuple(shape), dtype=np.dtype(dtype), weak_type=False)
-
-
 def distributed_client() -> Any | None:
     """The coordination client of ``jax.distributed``, or None when it was not initialised."""
     from jax._src import distributed
@@ -55,34 +47,34 @@ def jaxlib_needs_thread_pool_reserve() -> bool:
     return tuple(int(part) for part in jaxlib.__version__.split(".")[:2]) < (0, 12)
 
 
-# A ticket is a primitive of its own, not an ffi_call, because its lowering adds the module's channel id: a number that
-# is different for all calls of a module and equal in all processes, as XLA's own collectives use it.
-def _ticket_abstract_eval(*operands: Any, context: int, channel: int) -> Any:
+# A call of the fabric is a primitive of its own, not an ffi_call, because its lowering adds the module's channel id: a
+# number that is different for all calls of a module and equal in all processes, as XLA's own collectives use it.
+def _call_abstract_eval(
+    *operands: Any, target: str, results: tuple[tuple[tuple[int, ...], Any], ...], attributes: Any
+) -> tuple[Any, ...]:
     from jax._src import core
 
-    del context, channel
-    core.standard_vma_rule("jax_fabric_ticket", *operands)
-    rank = operands[0]
-    return rank.update(shape=(1,), dtype=np.dtype(np.int32), weak_type=False)
-
-
-def _ticket_lowering(ctx: Any, *operands: Any, context: int, channel: int) -> Any:
-    lower = jax.ffi.ffi_lowering(_TICKET_TARGET)
-    return lower(
-        ctx,
-        *operands,
-        context=np.int64(context),
-        channel=np.int64(channel),
-        call_index=np.int64(ctx.module_context.new_channel()),
+    del attributes
+    core.standard_vma_rule(target, *operands)
+    return tuple(
+        operands[0].update(shape=shape, dtype=dtype, weak_type=False) for shape, dtype in results
     )
 
 
-def _ticket_impl(*operands: Any, context: int, channel: int) -> jax.Array:
-    return jax.jit(functools.partial(ticket_p.bind, context=context, channel=channel))(*operands)
+def _call_lowering(ctx: Any, *operands: Any, target: str, results: Any, attributes: Any) -> Any:
+    del results
+    call_index = np.int64(ctx.module_context.new_channel())
+    lower = jax.ffi.ffi_lowering(target)
+    return lower(ctx, *operands, call_index=call_index, **dict(attributes))
 
 
-ticket_p = jax_core.Primitive("jax_fabric_ticket")
-ticket_p.def_impl(_ticket_impl)
-ticket_p.def_abstract_eval(_ticket_abstract_eval)
+def _call_impl(*operands: Any, **parameters: Any) -> Any:
+    return jax.jit(functools.partial(fabric_call_p.bind, **parameters))(*operands)
+
+
+fabric_call_p = jax_core.Primitive("jax_fabric_call")
+fabric_call_p.multiple_results = True
+fabric_call_p.def_impl(_call_impl)
+fabric_call_p.def_abstract_eval(_call_abstract_eval)
 # Not cacheable: a lowering that is used twice would give two calls the same number.
-mlir.register_lowering(ticket_p, _ticket_lowering, cacheable=False)
+mlir.register_lowering(fabric_call_p, _call_lowering, cacheable=False)

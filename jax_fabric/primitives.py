@@ -38,46 +38,29 @@ def register_targets() -> None:
         _registered.set()
 
 
-def ticket(
-    rank: jax.Array, dependencies: Sequence[jax.Array], *, context: int, channel: int
-) -> jax.Array:
-    """Takes a number for the next exchange on a channel once all dependencies are there.
-
-    Args:
-      rank: int32[], ``lax.axis_index`` of the communicator's axis.
-      dependencies: arrays of any shape and dtype; only their being there matters.
-      context: handle of the context.
-      channel: index of the channel.
-
-    Returns:
-      int32[1]: the number, equal on all ranks for the same call.
-    """
-    return compat.ticket_p.bind(rank, *dependencies, context=context, channel=channel)
-
-
 def call(
     target: str,
     operands: Sequence[jax.Array],
     results: Sequence[tuple[Sequence[int], Any]],
-    **attributes: Any,
+    **attributes: int | bool,
 ) -> tuple[jax.Array, ...]:
-    """Calls a custom call target.
+    """Calls a custom call target of the fabric.
 
     Args:
       target: its registered name.
       operands: arrays; all vary over the same mesh axes.
       results: shape and dtype of each result.
-      **attributes: static integers (64 bits) and booleans.
+      **attributes: static; integers have 64 bits in the call.
 
     Returns:
       One array for each entry of ``results``, varying over the same axes as the operands.
     """
-    types = [compat.result_type(operands[0], shape, dtype) for shape, dtype in results]
-    attributes = {
-        name: value if isinstance(value, (bool, np.bool_)) else np.int64(value)
-        for name, value in attributes.items()
-    }
+    types = tuple((tuple(shape), np.dtype(dtype)) for shape, dtype in results)
+    values = tuple(
+        (name, value if isinstance(value, bool) else np.int64(value))
+        for name, value in sorted(attributes.items())
+    )
     # XLA may clone a call whose operand is a slice or whose result feeds an update; the barriers forbid it.
     operands = lax.optimization_barrier(tuple(operands))
-    out = jax.ffi.ffi_call(target, types)(*operands, **attributes)
+    out = compat.fabric_call_p.bind(*operands, target=target, results=types, attributes=values)
     return tuple(lax.optimization_barrier(tuple(out)))

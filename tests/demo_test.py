@@ -1,6 +1,5 @@
 """The demonstration: its parts, its verdict, and the command."""
 
-import dataclasses
 import importlib.util
 import json
 import os
@@ -130,18 +129,6 @@ class TestReport:
 
 
 class TestRun:
-    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-    def test_passes_and_reports(self, dtype, tmp_path, capsys):
-        output = moe.Output(json=tmp_path / "figures.json")
-        assert moe.run(dataclasses.replace(SMALL, dtype=dtype), output)
-        shown = capsys.readouterr().out
-        assert "PASS: all 9 checks" in shown
-        assert "FAIL" not in shown
-        figures = json.loads(output.json.read_text())
-        assert figures["passed"]
-        assert len(figures["losses"]) == SMALL.steps
-        assert figures["traffic"]["rows_moved"] == figures["traffic"]["rows_needed"]
-
     def test_a_wrong_layer_fails(self, monkeypatch, capsys):
         right = model.fabric_layer
 
@@ -180,15 +167,19 @@ class TestCommand:
         "--quick",
     )
 
-    @pytest.mark.parametrize("processes", [1, 2])
-    def test_demo_moe(self, processes, tmp_path):
-        figures = tmp_path / "figures.json"
-        done = self.run(
-            *("demo", "moe", *self.SIZES, f"--processes={processes}", f"--json={figures}")
-        )
+    @pytest.mark.parametrize("processes, dtype", [(1, "bfloat16"), (2, "float32")])
+    def test_demo_moe(self, processes, dtype, tmp_path):
+        path = tmp_path / "figures.json"
+        flags = (f"--processes={processes}", f"--dtype={dtype}", f"--json={path}")
+        done = self.run("demo", "moe", *self.SIZES, *flags)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "PASS: all 9 checks; 4 CPU devices of" in done.stdout
-        assert json.loads(figures.read_text())["config"]["processes"] == processes
+        assert "FAIL" not in done.stdout
+        figures = json.loads(path.read_text())
+        assert figures["passed"]
+        assert figures["config"]["processes"] == processes
+        assert len(figures["losses"]) == 6
+        assert figures["traffic"]["rows_moved"] == figures["traffic"]["rows_needed"]
 
     @pytest.mark.parametrize(
         "arguments, message",

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from absl.testing import absltest, parameterized
-from moe_testing import Case, by_rank, context, flat, on_ranks
+from moe_testing import Case, by_rank, context, flat, on_ranks, run
 
 from jax_fabric.testing import oracle, routing
 
@@ -30,7 +30,7 @@ def check_round_trip(case: Case, **options) -> None:
             plain = moe.combine(y, r, weighted=False)
             return tokens, jnp.where(used, w, 0), r.group_sizes, r.dropped, out, plain
 
-        out = on_ranks(layer, mesh, 3)(*(flat(each, mesh) for each in (x, experts, weights)))
+        out = run(layer, mesh, x, experts, weights)
         tokens, row_weights, group_sizes, dropped, combined, plain = (
             by_rank(each, case.ranks) for each in out
         )
@@ -105,7 +105,7 @@ class IdsTest(parameterized.TestCase):
                 r = moe.dispatch(x, experts, weights, zero_padding=True)
                 return r.tokens, moe.combine(r.tokens, r)
 
-            out = on_ranks(layer, mesh, 3)(*(flat(each, mesh) for each in (x, experts, weights)))
+            out = run(layer, mesh, x, experts, weights)
         np.testing.assert_array_equal(by_rank(out[0], 2), expected.tokens)
         self.assertTrue(np.isfinite(np.asarray(out[1])).all())
         np.testing.assert_array_equal(by_rank(out[1], 2)[0, 0], 0)
@@ -122,7 +122,7 @@ class DropTest(absltest.TestCase):
                 r = moe.dispatch(x, experts, weights, zero_padding=True)
                 return r.tokens, r.group_sizes, r.dropped, moe.combine(r.tokens, r)
 
-            out = on_ranks(layer, mesh, 3)(*(flat(each, mesh) for each in (x, experts, weights)))
+            out = run(layer, mesh, x, experts, weights)
         tokens, group_sizes, dropped, combined = (by_rank(each, 2) for each in out)
         self.assertGreater(int(np.asarray(dropped).sum()), 0)
         np.testing.assert_array_equal(dropped, expected.dropped)

@@ -134,7 +134,7 @@ class GradientTest(parameterized.TestCase):
                     check_vma=True,
                 )
             )
-            got = f(jnp.float32(1.5), *(flat(each, mesh) for each in (x, experts, weights)))
+            got = np.asarray(f(jnp.float32(1.5), *(flat(each, mesh) for each in (x, experts, weights))))
         np.testing.assert_allclose(got, want, rtol=1e-4)
 
     def test_policy_sends_nothing_again(self):
@@ -162,9 +162,8 @@ class GradientTest(parameterized.TestCase):
                 before = int(np.asarray(probe(*operands))[0])
                 jax.block_until_ready(f(*operands))
                 counts[name] = int(np.asarray(probe(*operands))[0]) - before - 1
-        # Three layers of two exchanges: forward and backward, and plain remat's second forward (where the
-        # combine's result is not needed).
-        self.assertEqual(counts, {"plain": 15, "policy": 12})
+        # Three layers of two exchanges, forward and backward; plain remat sends the forward ones again.
+        self.assertEqual(counts, {"plain": 18, "policy": 12})
 
 
 if __name__ == "__main__":

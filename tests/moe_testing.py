@@ -79,3 +79,9 @@ def by_rank(value: jax.Array, ranks: int) -> np.ndarray:
     """[N * T, ...] -> [N, T, ...] as NumPy."""
     array = np.asarray(value)
     return array.reshape(ranks, -1, *array.shape[1:])
+
+
+def run(function: Any, mesh: jax.sharding.Mesh, *operands: jax.Array) -> Any:
+    """Runs it on the ranks' parts [N, T, ...] and waits: what runs when a fabric closes is cancelled."""
+    out = on_ranks(function, mesh, len(operands))(*(flat(each, mesh) for each in operands))
+    return jax.block_until_ready(out)

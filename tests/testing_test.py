@@ -80,6 +80,7 @@ class TestOracle:
         experts = routed.experts
         scale = jnp.arange(1.0, 9.0)
 
+        @jax.jit
         def through_rows(xs, weights):
             d = oracle.dispatch(xs, experts, weights, num_experts=7)
             ends = jnp.cumsum(d.group_sizes, axis=1)
@@ -88,6 +89,7 @@ class TestOracle:
             y = jnp.where((d.source >= 0)[..., None], d.tokens * scale[expert][..., None], jnp.nan)
             return oracle.combine(y, d, tokens=6)
 
+        @jax.jit
         def dense(xs, weights):
             fn = lambda rows, expert: rows * scale[expert]  # noqa: E731
             return oracle.dense_moe(xs, experts, weights, fn, num_experts=7)
@@ -96,7 +98,9 @@ class TestOracle:
             through_rows(xs, routed.weights), dense(xs, routed.weights), rtol=1e-5, atol=1e-6
         )
         gradients = [
-            jax.grad(lambda *a, f=f: (f(*a) ** 2).sum(), argnums=(0, 1))(xs, routed.weights)
+            jax.jit(jax.grad(lambda *a, f=f: (f(*a) ** 2).sum(), argnums=(0, 1)))(
+                xs, routed.weights
+            )
             for f in (through_rows, dense)
         ]
         for got, want in zip(*gradients, strict=True):
@@ -126,6 +130,7 @@ class TestOracle:
         experts[1, 2] = -1
         xs[1, 2] = np.nan
 
+        @jax.jit
         def loss(xs, weights):
             fn = lambda rows, expert: rows * rows * expert  # noqa: E731
             dense = oracle.dense_moe(xs, experts, weights, fn, num_experts=7)

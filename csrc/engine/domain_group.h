@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "csrc/base/clock.h"
-#include "csrc/base/executor.h"
 #include "csrc/base/status.h"
 #include "csrc/engine/domain.h"
 #include "csrc/engine/group_options.h"
@@ -20,18 +19,19 @@
 #include "csrc/engine/requests.h"
 #include "csrc/engine/scatter.h"
 #include "csrc/engine/transfer.h"
-#include "csrc/engine/wait_hub.h"
-#include "csrc/engine/waker.h"
 #include "csrc/engine/worker_callback.h"
 
 namespace jax_fabric {
 
+class Executor;
 class GroupDriver;
 class MessagePool;
 class PeerTable;
 class RegistrationCache;
 class RequestPlanner;
 class SubmissionPool;
+class WaitHub;
+class Waker;
 
 class DomainGroup {
  public:

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "csrc/base/clock.h"
+#include "csrc/base/config.h"
 #include "csrc/base/executor.h"
 #include "csrc/engine/idle_policy.h"
 
@@ -27,6 +28,9 @@ struct EngineOptions {
   // engine concerned and to let the clock's time go on. Empty: steps this engine.
   std::function<void()> pump = {};
 };
+
+// The defaults above, changed by what the environment says (csrc/base/config.h).
+EngineOptions EngineOptionsFrom(const Config& config);
 
 }  // namespace jax_fabric
 

@@ -71,9 +71,7 @@ nb::dict FfiTargets() {
   nb::dict targets;
   for (const Target& target : MoeTargets()) {
     nb::dict stages;
-    if (target.instantiate != nullptr) {
-      stages["instantiate"] = nb::capsule(reinterpret_cast<void*>(target.instantiate));
-    }
+    stages["instantiate"] = nb::capsule(reinterpret_cast<void*>(target.instantiate));
     stages["execute"] = nb::capsule(reinterpret_cast<void*>(target.execute));
     targets[target.name] = stages;
   }

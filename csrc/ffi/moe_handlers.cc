@@ -19,13 +19,13 @@ using S32 = ffi::Buffer<ffi::S32>;
 using F32 = ffi::Buffer<ffi::F32>;
 using RankOperand = ffi::BufferR0<ffi::S32>;
 
-// One jf_moe_ticket instruction of a compiled program; XLA makes it when it compiles, in the program's order.
-struct TicketSite {
+// One call instruction of a compiled program; XLA makes it when it compiles, in the program's order.
+struct CallSiteState {
   static ffi::TypeId id;
   moe::CallSite site;
 };
-ffi::TypeId TicketSite::id = {};
-ffi::TypeInfo ticket_site_info = ffi::MakeTypeInfo<TicketSite>();
+ffi::TypeId CallSiteState::id = {};
+ffi::TypeInfo call_site_info = ffi::MakeTypeInfo<CallSiteState>();
 
 ffi::Future Failed(const Error& error) {
   ffi::Promise promise;
@@ -50,27 +50,29 @@ Result<ElementType> ElementTypeOf(ffi::DataType type) {
 
 uint64_t Signature(std::initializer_list<int64_t> fields) { return XXH3_64bits(fields.begin(), fields.size() * 8); }
 
-// An operation whose end is the end of an XLA call.
-template <typename Operation>
-class XlaOperation final : public Operation, public AsyncCall {
+// An exchange whose end is the end of an XLA call.
+template <typename SendArgs, typename ReceiveArgs>
+class XlaExchange final : public moe::KernelExchange<SendArgs, ReceiveArgs>, public AsyncCall {
  public:
   template <typename... Args>
-  explicit XlaOperation(Executor* completion, Args&&... args)
-      : Operation(std::forward<Args>(args)...), AsyncCall(completion) {}
-  void Finish(const Error* error) override { Complete(error); }
-};
-
-class XlaTicket final : public moe::TicketOperation, public AsyncCall {
- public:
-  XlaTicket(Executor* completion, const moe::CallSite& site, int64_t run, int32_t* out)
-      : TicketOperation(site, run), AsyncCall(completion), out_(out) {}
+  XlaExchange(Executor* completion, int32_t* token, Args&&... args)
+      : moe::KernelExchange<SendArgs, ReceiveArgs>(std::forward<Args>(args)...), AsyncCall(completion), token_(token) {}
   void Finish(const Error* error) override {
-    *out_ = static_cast<int32_t>(sequence);
+    *token_ = static_cast<int32_t>(this->sequence());
     Complete(error);
   }
 
  private:
-  int32_t* const out_;
+  int32_t* const token_;
+};
+
+// What every exchange has of its own call.
+struct Call {
+  const CallSiteState* state;
+  int32_t device;
+  int64_t run;
+  int64_t context;
+  int64_t channel;
 };
 
 // The channel that a call means, found without a lock; kept open until the visit ends.
@@ -103,295 +105,223 @@ struct Destination {
 };
 
 template <typename Body>
-ffi::Future WithDestination(int64_t context, int32_t device, int64_t channel, const RankOperand& rank, Body body) {
-  LocalRank* local = ContextTable::Get().Find(context, device);
+ffi::Future WithDestination(const Call& call, const RankOperand& rank, Body body) {
+  LocalRank* local = ContextTable::Get().Find(call.context, call.device);
   if (local == nullptr) {
     return Failed(Error{ErrorCode::kNotFound,
                         fmt::format("expert-parallel context {} has no rank on device {}: call it inside of shard_map over "
                                     "the Fabric's mesh",
-                                    context, device)});
+                                    call.context, call.device)});
   }
-  Destination destination(local, channel, rank.typed_data()[0]);
+  Destination destination(local, call.channel, rank.typed_data()[0]);
   if (destination.channel == nullptr) return Failed(destination.error);
   return body(destination);
 }
 
-template <typename Base, typename... Args>
-ffi::Future Submit(const Destination& destination, Args&&... args) {
-  auto* operation = new XlaOperation<Base>(destination.visit.completion(), std::forward<Args>(args)...);
+template <typename SendArgs, typename ReceiveArgs>
+ffi::Future Exchange(const Call& call, const Destination& destination, ffi::ResultBuffer<ffi::S32>& token,
+                     ExchangeKind kind, uint64_t signature, void (*send)(const SendArgs&), SendArgs send_args,
+                     void (*receive)(const ReceiveArgs&), ReceiveArgs receive_args) {
+  send_args.layout = receive_args.layout = destination.layout();
+  const typename moe::KernelExchange<SendArgs, ReceiveArgs>::Kernels kernels{send, send_args, receive, receive_args};
+  auto* exchange = new XlaExchange<SendArgs, ReceiveArgs>(destination.visit.completion(), token->typed_data(),
+                                                          call.state->site, call.run, kind, signature, kernels);
   moe::Channel* channel = destination.channel;
-  return AsyncCall::Run(operation, [channel](auto* call) { channel->Submit(call); });
+  return AsyncCall::Run(exchange, [channel](auto* each) { channel->Submit(each); });
 }
 
-// --- ticket
-
-ffi::ErrorOr<std::unique_ptr<TicketSite>> InstantiateTicket(int64_t context, int64_t channel, int64_t call_index) {
+// For all targets, which have different attributes besides these.
+ffi::ErrorOr<std::unique_ptr<CallSiteState>> Instantiate(ffi::Dictionary attributes) {
+  const auto context = attributes.get<int64_t>("context");
+  const auto channel = attributes.get<int64_t>("channel");
+  const auto call_index = attributes.get<int64_t>("call_index");
+  if (!context || !channel || !call_index) {
+    return ffi::Unexpected(ffi::Error::InvalidArgument("a call needs the attributes context, channel and call_index"));
+  }
   static std::atomic<uint64_t> next_serial{1};
-  auto state = std::make_unique<TicketSite>();
+  auto state = std::make_unique<CallSiteState>();
   state->site.serial = next_serial.fetch_add(1, std::memory_order_relaxed);
-  state->site.key = Signature({context, channel, call_index});
-  return ffi::ErrorOr<std::unique_ptr<TicketSite>>(std::move(state));
+  state->site.key = Signature({*context, *channel, *call_index});
+  return ffi::ErrorOr<std::unique_ptr<CallSiteState>>(std::move(state));
 }
 
-ffi::Future ExecuteTicket(TicketSite* state, int32_t device, ffi::RunId run, RankOperand rank, ffi::RemainingArgs,
-                          ffi::ResultBuffer<ffi::S32> ticket, int64_t context, int64_t channel, int64_t) {
-  return WithDestination(context, device, channel, rank, [&](const Destination& destination) {
-    auto* operation =
-        new XlaTicket(destination.visit.completion(), state->site, run.run_id, ticket->typed_data());
-    moe::Channel* target = destination.channel;
-    return AsyncCall::Run(operation, [target](XlaTicket* call) { target->Submit(call); });
-  });
-}
+// Kernels take routes as out-pointers; where they only read them, XLA's operands are good for it.
+int32_t* Route(const S32& operand) { return const_cast<int32_t*>(operand.typed_data()); }
 
-// --- dispatch
+const float* Optional(const F32& operand) { return operand.element_count() == 0 ? nullptr : operand.typed_data(); }
 
-ffi::Future DispatchStart(int32_t device, S32 ticket, RankOperand rank, ffi::AnyBuffer x, S32 experts, F32 weights,
-                          ffi::ResultBuffer<ffi::S32> index, ffi::ResultBuffer<ffi::S32> slot,
-                          ffi::ResultBuffer<ffi::S32> ticket_out, int64_t context, int64_t channel) {
-  ticket_out->typed_data()[0] = ticket.typed_data()[0];
-  return WithDestination(context, device, channel, rank, [&](const Destination& destination) {
+// --- the exchanges
+
+ffi::Future Dispatch(CallSiteState* state, int32_t device, ffi::RunId run, RankOperand rank, ffi::AnyBuffer x,
+                     S32 experts, F32 weights, S32,
+                     ffi::Result<ffi::AnyBuffer> tokens, ffi::ResultBuffer<ffi::F32> row_weights,
+                     ffi::ResultBuffer<ffi::S32> group_sizes, ffi::ResultBuffer<ffi::S32> dropped,
+                     ffi::ResultBuffer<ffi::S32> token, ffi::ResultBuffer<ffi::S32> index,
+                     ffi::ResultBuffer<ffi::S32> slot, ffi::ResultBuffer<ffi::S32> positions,
+                     ffi::ResultBuffer<ffi::S32> rows, int64_t context, int64_t channel, int64_t, bool zero_padding) {
+  const Call call{state, device, run.run_id, context, channel};
+  return WithDestination(call, rank, [&](const Destination& destination) {
     const auto type = ElementTypeOf(x.element_type());
     if (!type) return Failed(type.error());
-    kernels::DispatchSendArgs args;
-    args.layout = destination.layout();
-    args.t_rows = static_cast<int32_t>(x.dimensions()[0]);
-    args.x_type = *type;
-    args.x = x.untyped_data();
-    args.experts = experts.typed_data();
-    args.weights = weights.typed_data();
-    args.route = {index->typed_data(), slot->typed_data()};
-    const uint64_t signature = Signature({1, args.t_rows, static_cast<int64_t>(*type)});
-    return Submit<moe::KernelStart<kernels::DispatchSendArgs>>(
-        destination, int64_t{ticket.typed_data()[0]}, ExchangeKind::kDispatch, signature, kernels::DispatchSend, args);
+    kernels::DispatchSendArgs send;
+    send.t_rows = static_cast<int32_t>(x.dimensions()[0]);
+    send.x_type = *type;
+    send.x = x.untyped_data();
+    send.experts = experts.typed_data();
+    send.weights = weights.typed_data();
+    send.route = {index->typed_data(), slot->typed_data()};
+    kernels::DispatchReceiveArgs receive;
+    receive.tokens_type = *type;
+    receive.tokens = tokens->untyped_data();
+    receive.weights = row_weights->typed_data();
+    receive.group_sizes = group_sizes->typed_data();
+    receive.route = {positions->typed_data(), rows->typed_data()};
+    receive.drop_overflow = destination.visit.context()->config().drop_overflow;
+    receive.zero_padding = zero_padding;
+    receive.dropped = dropped->typed_data();
+    const uint64_t signature = Signature({1, send.t_rows, static_cast<int64_t>(*type)});
+    return Exchange(call, destination, token, ExchangeKind::kDispatch, signature, kernels::DispatchSend, send,
+                    kernels::DispatchReceive, receive);
   });
 }
 
-ffi::Future DispatchDone(int32_t device, S32 ticket, RankOperand rank, ffi::Result<ffi::AnyBuffer> tokens,
-                         ffi::ResultBuffer<ffi::F32> weights, ffi::ResultBuffer<ffi::S32> group_sizes,
-                         ffi::ResultBuffer<ffi::S32> positions, ffi::ResultBuffer<ffi::S32> rows,
-                         ffi::ResultBuffer<ffi::S32> dropped, ffi::ResultBuffer<ffi::S32> ticket_out, int64_t context,
-                         int64_t channel, bool zero_padding) {
-  ticket_out->typed_data()[0] = ticket.typed_data()[0];
-  return WithDestination(context, device, channel, rank, [&](const Destination& destination) {
-    const auto type = ElementTypeOf(tokens->element_type());
-    if (!type) return Failed(type.error());
-    kernels::DispatchReceiveArgs args;
-    args.layout = destination.layout();
-    args.tokens_type = *type;
-    args.tokens = tokens->untyped_data();
-    args.weights = weights->typed_data();
-    args.group_sizes = group_sizes->typed_data();
-    args.route = {positions->typed_data(), rows->typed_data()};
-    args.drop_overflow = destination.visit.context()->config().drop_overflow;
-    args.zero_padding = zero_padding;
-    args.dropped = dropped->typed_data();
-    return Submit<moe::KernelDone<kernels::DispatchReceiveArgs>>(destination, int64_t{ticket.typed_data()[0]},
-                                                                 ExchangeKind::kDispatch, kernels::DispatchReceive, args);
-  });
-}
-
-// --- combine and the gradient of dispatch
-
-ExchangeKind CombineKind(bool back) { return back ? ExchangeKind::kDispatchBack : ExchangeKind::kCombine; }
-
-ffi::Future CombineStart(int32_t device, S32 ticket, RankOperand rank, ffi::AnyBuffer y, F32 weights, F32 scalars,
-                         S32 positions, S32 rows, ffi::ResultBuffer<ffi::S32> ticket_out, int64_t context,
-                         int64_t channel, bool back) {
-  ticket_out->typed_data()[0] = ticket.typed_data()[0];
-  return WithDestination(context, device, channel, rank, [&](const Destination& destination) {
+// Combine, and with `back` the gradient of dispatch.
+ffi::Future Combine(CallSiteState* state, int32_t device, ffi::RunId run, RankOperand rank, ffi::AnyBuffer y,
+                    F32 weights, F32 scalars, S32 index, S32 slot, S32 positions, S32 rows, S32, ffi::Result<ffi::AnyBuffer> out,
+                    ffi::ResultBuffer<ffi::F32> out_scalars, ffi::ResultBuffer<ffi::S32> token, int64_t context,
+                    int64_t channel, int64_t, bool back) {
+  const Call call{state, device, run.run_id, context, channel};
+  return WithDestination(call, rank, [&](const Destination& destination) {
     const auto type = ElementTypeOf(y.element_type());
     if (!type) return Failed(type.error());
-    kernels::CombineSendArgs args;
-    args.layout = destination.layout();
-    args.kind = CombineKind(back);
-    args.y_type = *type;
-    args.y = y.untyped_data();
-    args.row_weights = weights.element_count() == 0 ? nullptr : weights.typed_data();
-    args.row_scalars = scalars.element_count() == 0 ? nullptr : scalars.typed_data();
-    // The kernel only reads them here.
-    args.route = {const_cast<int32_t*>(positions.typed_data()), const_cast<int32_t*>(rows.typed_data())};
-    const uint64_t signature = Signature({2, static_cast<int64_t>(*type), args.row_weights != nullptr, back});
-    return Submit<moe::KernelStart<kernels::CombineSendArgs>>(destination, int64_t{ticket.typed_data()[0]}, args.kind,
-                                                              signature, kernels::CombineSend, args);
+    kernels::CombineSendArgs send;
+    send.kind = back ? ExchangeKind::kDispatchBack : ExchangeKind::kCombine;
+    send.y_type = *type;
+    send.y = y.untyped_data();
+    send.row_weights = Optional(weights);
+    send.row_scalars = Optional(scalars);
+    send.route = {Route(positions), Route(rows)};
+    kernels::CombineReceiveArgs receive;
+    receive.t_rows = static_cast<int32_t>(out->dimensions()[0]);
+    receive.route = {Route(index), Route(slot)};
+    receive.out_type = *type;
+    receive.out = out->untyped_data();
+    receive.scalars = back ? out_scalars->typed_data() : nullptr;
+    const uint64_t signature =
+        Signature({2, receive.t_rows, static_cast<int64_t>(*type), send.row_weights != nullptr, back});
+    return Exchange(call, destination, token, send.kind, signature, kernels::CombineSend, send, kernels::CombineReceive,
+                    receive);
   });
 }
 
-ffi::Future CombineDone(int32_t device, S32 ticket, RankOperand rank, S32 index, S32 slot,
-                        ffi::Result<ffi::AnyBuffer> out, ffi::ResultBuffer<ffi::F32> scalars,
-                        ffi::ResultBuffer<ffi::S32> ticket_out, int64_t context, int64_t channel, bool back) {
-  ticket_out->typed_data()[0] = ticket.typed_data()[0];
-  return WithDestination(context, device, channel, rank, [&](const Destination& destination) {
-    const auto type = ElementTypeOf(out->element_type());
-    if (!type) return Failed(type.error());
-    kernels::CombineReceiveArgs args;
-    args.layout = destination.layout();
-    args.t_rows = static_cast<int32_t>(out->dimensions()[0]);
-    args.route = {const_cast<int32_t*>(index.typed_data()), const_cast<int32_t*>(slot.typed_data())};
-    args.out_type = *type;
-    args.out = out->untyped_data();
-    args.scalars = back ? scalars->typed_data() : nullptr;
-    return Submit<moe::KernelDone<kernels::CombineReceiveArgs>>(destination, int64_t{ticket.typed_data()[0]},
-                                                                CombineKind(back), kernels::CombineReceive, args);
-  });
-}
-
-// --- the gradient of combine
-
-ffi::Future RedispatchStart(int32_t device, S32 ticket, RankOperand rank, ffi::AnyBuffer x, S32 index, S32 slot,
-                            ffi::ResultBuffer<ffi::S32> ticket_out, int64_t context, int64_t channel) {
-  ticket_out->typed_data()[0] = ticket.typed_data()[0];
-  return WithDestination(context, device, channel, rank, [&](const Destination& destination) {
+// The gradient of combine.
+ffi::Future Redispatch(CallSiteState* state, int32_t device, ffi::RunId run, RankOperand rank, ffi::AnyBuffer x,
+                       F32 weights, ffi::AnyBuffer y, S32 index, S32 slot, S32 positions, S32 rows, S32, ffi::Result<ffi::AnyBuffer> out,
+                       ffi::ResultBuffer<ffi::F32> dots, ffi::ResultBuffer<ffi::S32> token, int64_t context,
+                       int64_t channel, int64_t) {
+  const Call call{state, device, run.run_id, context, channel};
+  return WithDestination(call, rank, [&](const Destination& destination) {
     const auto type = ElementTypeOf(x.element_type());
     if (!type) return Failed(type.error());
-    kernels::RedispatchSendArgs args;
-    args.layout = destination.layout();
-    args.t_rows = static_cast<int32_t>(x.dimensions()[0]);
-    args.x_type = *type;
-    args.x = x.untyped_data();
-    args.route = {const_cast<int32_t*>(index.typed_data()), const_cast<int32_t*>(slot.typed_data())};
-    const uint64_t signature = Signature({3, args.t_rows, static_cast<int64_t>(*type)});
-    return Submit<moe::KernelStart<kernels::RedispatchSendArgs>>(destination, int64_t{ticket.typed_data()[0]},
-                                                                 ExchangeKind::kRedispatch, signature,
-                                                                 kernels::RedispatchSend, args);
-  });
-}
-
-ffi::Future RedispatchDone(int32_t device, S32 ticket, RankOperand rank, S32 positions, S32 rows, F32 weights,
-                           ffi::AnyBuffer y, ffi::Result<ffi::AnyBuffer> out, ffi::ResultBuffer<ffi::F32> dots,
-                           ffi::ResultBuffer<ffi::S32> ticket_out, int64_t context, int64_t channel) {
-  ticket_out->typed_data()[0] = ticket.typed_data()[0];
-  return WithDestination(context, device, channel, rank, [&](const Destination& destination) {
-    const auto out_type = ElementTypeOf(out->element_type());
-    if (!out_type) return Failed(out_type.error());
     const auto y_type = ElementTypeOf(y.element_type());
     if (!y_type) return Failed(y_type.error());
+    kernels::RedispatchSendArgs send;
+    send.t_rows = static_cast<int32_t>(x.dimensions()[0]);
+    send.x_type = *type;
+    send.x = x.untyped_data();
+    send.route = {Route(index), Route(slot)};
     const bool with_y = y.element_count() != 0;
-    kernels::RedispatchReceiveArgs args;
-    args.layout = destination.layout();
-    args.route = {const_cast<int32_t*>(positions.typed_data()), const_cast<int32_t*>(rows.typed_data())};
-    args.row_weights = weights.element_count() == 0 ? nullptr : weights.typed_data();
-    args.y_type = *y_type;
-    args.y = with_y ? y.untyped_data() : nullptr;
-    args.out_type = *out_type;
-    args.out = out->untyped_data();
-    args.dots = with_y ? dots->typed_data() : nullptr;
-    return Submit<moe::KernelDone<kernels::RedispatchReceiveArgs>>(destination, int64_t{ticket.typed_data()[0]},
-                                                                   ExchangeKind::kRedispatch, kernels::RedispatchReceive,
-                                                                   args);
+    kernels::RedispatchReceiveArgs receive;
+    receive.route = {Route(positions), Route(rows)};
+    receive.row_weights = Optional(weights);
+    receive.y_type = *y_type;
+    receive.y = with_y ? y.untyped_data() : nullptr;
+    receive.out_type = *type;
+    receive.out = out->untyped_data();
+    receive.dots = with_y ? dots->typed_data() : nullptr;
+    const uint64_t signature = Signature({3, send.t_rows, static_cast<int64_t>(*type), with_y});
+    return Exchange(call, destination, token, ExchangeKind::kRedispatch, signature, kernels::RedispatchSend, send,
+                    kernels::RedispatchReceive, receive);
   });
 }
 
-XLA_FFI_DEFINE_HANDLER(kInstantiateTicket, InstantiateTicket,
-                       ffi::Ffi::BindInstantiate()
-                           .Attr<int64_t>("context")
-                           .Attr<int64_t>("channel")
-                           .Attr<int64_t>("call_index"));
-XLA_FFI_DEFINE_HANDLER(kExecuteTicket, ExecuteTicket,
+XLA_FFI_DEFINE_HANDLER(kInstantiate, Instantiate,
+                       ffi::Ffi::BindInstantiate().Attrs());
+XLA_FFI_DEFINE_HANDLER(kDispatch, Dispatch,
                        ffi::Ffi::Bind()
-                           .Ctx<ffi::State<TicketSite>>()
+                           .Ctx<ffi::State<CallSiteState>>()
                            .Ctx<ffi::DeviceOrdinal>()
                            .Ctx<ffi::RunId>()
-                           .Arg<RankOperand>()
-                           .RemainingArgs()
-                           .Ret<S32>()
+                           .Arg<RankOperand>()     // rank
+                           .Arg<ffi::AnyBuffer>()  // x
+                           .Arg<S32>()             // experts
+                           .Arg<F32>()             // weights
+                           .Arg<S32>()             // after
+                           .Ret<ffi::AnyBuffer>()  // tokens
+                           .Ret<F32>()             // weights
+                           .Ret<S32>()             // group sizes
+                           .Ret<S32>()             // dropped
+                           .Ret<S32>()             // token
+                           .Ret<S32>()             // index
+                           .Ret<S32>()             // slot
+                           .Ret<S32>()             // positions
+                           .Ret<S32>()             // rows
+                           .Attr<int64_t>("context")
+                           .Attr<int64_t>("channel")
+                           .Attr<int64_t>("call_index")
+                           .Attr<bool>("zero_padding"));
+XLA_FFI_DEFINE_HANDLER(kCombine, Combine,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::State<CallSiteState>>()
+                           .Ctx<ffi::DeviceOrdinal>()
+                           .Ctx<ffi::RunId>()
+                           .Arg<RankOperand>()     // rank
+                           .Arg<ffi::AnyBuffer>()  // y
+                           .Arg<F32>()             // weights
+                           .Arg<F32>()             // scalars
+                           .Arg<S32>()             // index
+                           .Arg<S32>()             // slot
+                           .Arg<S32>()             // positions
+                           .Arg<S32>()             // rows
+                           .Arg<S32>()             // after
+                           .Ret<ffi::AnyBuffer>()  // out
+                           .Ret<F32>()             // scalars
+                           .Ret<S32>()             // token
+                           .Attr<int64_t>("context")
+                           .Attr<int64_t>("channel")
+                           .Attr<int64_t>("call_index")
+                           .Attr<bool>("back"));
+XLA_FFI_DEFINE_HANDLER(kRedispatch, Redispatch,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::State<CallSiteState>>()
+                           .Ctx<ffi::DeviceOrdinal>()
+                           .Ctx<ffi::RunId>()
+                           .Arg<RankOperand>()     // rank
+                           .Arg<ffi::AnyBuffer>()  // x
+                           .Arg<F32>()             // weights
+                           .Arg<ffi::AnyBuffer>()  // y
+                           .Arg<S32>()             // index
+                           .Arg<S32>()             // slot
+                           .Arg<S32>()             // positions
+                           .Arg<S32>()             // rows
+                           .Arg<S32>()             // after
+                           .Ret<ffi::AnyBuffer>()  // out
+                           .Ret<F32>()             // dots
+                           .Ret<S32>()             // token
                            .Attr<int64_t>("context")
                            .Attr<int64_t>("channel")
                            .Attr<int64_t>("call_index"));
-XLA_FFI_DEFINE_HANDLER(kDispatchStart, DispatchStart,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::DeviceOrdinal>()
-                           .Arg<S32>()
-                           .Arg<RankOperand>()
-                           .Arg<ffi::AnyBuffer>()
-                           .Arg<S32>()
-                           .Arg<F32>()
-                           .Ret<S32>()
-                           .Ret<S32>()
-                           .Ret<S32>()
-                           .Attr<int64_t>("context")
-                           .Attr<int64_t>("channel"));
-XLA_FFI_DEFINE_HANDLER(kDispatchDone, DispatchDone,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::DeviceOrdinal>()
-                           .Arg<S32>()
-                           .Arg<RankOperand>()
-                           .Ret<ffi::AnyBuffer>()
-                           .Ret<F32>()
-                           .Ret<S32>()
-                           .Ret<S32>()
-                           .Ret<S32>()
-                           .Ret<S32>()
-                           .Ret<S32>()
-                           .Attr<int64_t>("context")
-                           .Attr<int64_t>("channel")
-                           .Attr<bool>("zero_padding"));
-XLA_FFI_DEFINE_HANDLER(kCombineStart, CombineStart,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::DeviceOrdinal>()
-                           .Arg<S32>()
-                           .Arg<RankOperand>()
-                           .Arg<ffi::AnyBuffer>()
-                           .Arg<F32>()
-                           .Arg<F32>()
-                           .Arg<S32>()
-                           .Arg<S32>()
-                           .Ret<S32>()
-                           .Attr<int64_t>("context")
-                           .Attr<int64_t>("channel")
-                           .Attr<bool>("back"));
-XLA_FFI_DEFINE_HANDLER(kCombineDone, CombineDone,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::DeviceOrdinal>()
-                           .Arg<S32>()
-                           .Arg<RankOperand>()
-                           .Arg<S32>()
-                           .Arg<S32>()
-                           .Ret<ffi::AnyBuffer>()
-                           .Ret<F32>()
-                           .Ret<S32>()
-                           .Attr<int64_t>("context")
-                           .Attr<int64_t>("channel")
-                           .Attr<bool>("back"));
-XLA_FFI_DEFINE_HANDLER(kRedispatchStart, RedispatchStart,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::DeviceOrdinal>()
-                           .Arg<S32>()
-                           .Arg<RankOperand>()
-                           .Arg<ffi::AnyBuffer>()
-                           .Arg<S32>()
-                           .Arg<S32>()
-                           .Ret<S32>()
-                           .Attr<int64_t>("context")
-                           .Attr<int64_t>("channel"));
-XLA_FFI_DEFINE_HANDLER(kRedispatchDone, RedispatchDone,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::DeviceOrdinal>()
-                           .Arg<S32>()
-                           .Arg<RankOperand>()
-                           .Arg<S32>()
-                           .Arg<S32>()
-                           .Arg<F32>()
-                           .Arg<ffi::AnyBuffer>()
-                           .Ret<ffi::AnyBuffer>()
-                           .Ret<F32>()
-                           .Ret<S32>()
-                           .Attr<int64_t>("context")
-                           .Attr<int64_t>("channel"));
 
 }  // namespace
 
 std::vector<Target> MoeTargets() {
   return {
-      {"jf_moe_ticket", kInstantiateTicket, kExecuteTicket},
-      {"jf_moe_dispatch_start", nullptr, kDispatchStart},
-      {"jf_moe_dispatch_done", nullptr, kDispatchDone},
-      {"jf_moe_combine_start", nullptr, kCombineStart},
-      {"jf_moe_combine_done", nullptr, kCombineDone},
-      {"jf_moe_redispatch_start", nullptr, kRedispatchStart},
-      {"jf_moe_redispatch_done", nullptr, kRedispatchDone},
+      {"jf_moe_dispatch", kInstantiate, kDispatch},
+      {"jf_moe_combine", kInstantiate, kCombine},
+      {"jf_moe_redispatch", kInstantiate, kRedispatch},
   };
 }
 
-std::pair<XLA_FFI_TypeId*, XLA_FFI_TypeInfo*> CallSiteType() { return {&TicketSite::id, &ticket_site_info}; }
+std::pair<XLA_FFI_TypeId*, XLA_FFI_TypeInfo*> CallSiteType() { return {&CallSiteState::id, &call_site_info}; }
 
 }  // namespace jax_fabric::ffi_layer

@@ -1,16 +1,17 @@
-// The custom calls of jax_fabric.moe on CPU. Every exchange is a ticket, a start and a done; the ticket's result is the
-// exchange's number, and start and done take it as data.
+// The custom calls of jax_fabric.moe on CPU: each is a whole exchange.
+//
+// They are not split into a start and a done, and take no number beforehand: XLA may run a program's calls one after the
+// other, in any order that their data allows, so a call must not wait for another one that comes later.
 //
 // Operands and results (N ranks, T rows, K = top_k, H, C = capacity, L = local top k; see kernels/moe_kernels.h):
-//   jf_moe_ticket          rank, dependencies...                       -> ticket s32[1]
-//   jf_moe_dispatch_start  ticket, rank, x, experts, weights           -> index [T,N], slot [T,K], ticket
-//   jf_moe_dispatch_done   ticket, rank                                -> tokens, weights, group_sizes, positions, rows,
-//                                                                         dropped, ticket
-//   jf_moe_combine_start   ticket, rank, y, weights, scalars, positions, rows          -> ticket
-//   jf_moe_combine_done    ticket, rank, index, slot                   -> out [T,H], scalars [T,K], ticket
-//   jf_moe_redispatch_start ticket, rank, x, index, slot               -> ticket
-//   jf_moe_redispatch_done ticket, rank, positions, rows, weights, y   -> out [C,H], dots [C], ticket
-// Optional operands (weights and scalars of combine, weights and y of redispatch) have size 0 when absent.
+//   jf_moe_dispatch    rank, x, experts, weights, after -> tokens [C,H], weights [C], group_sizes, dropped, token,
+//                                                          index [T,N], slot [T,K], positions [N,T,L], rows [N]
+//   jf_moe_combine     rank, y, weights, scalars, index, slot, positions, rows, after
+//                                                       -> out [T,H], scalars [T,K], token
+//   jf_moe_redispatch  rank, x, weights, y, index, slot, positions, rows, after
+//                                                       -> out [C,H], dots [C], token
+// Optional operands (weights and scalars of combine, weights and y of redispatch) have size 0 when absent. `after`
+// (s32, any size) only orders; token (s32[1]) is the exchange's number on its channel.
 #ifndef JAX_FABRIC_FFI_MOE_HANDLERS_H_
 #define JAX_FABRIC_FFI_MOE_HANDLERS_H_
 
@@ -23,13 +24,13 @@ namespace jax_fabric::ffi_layer {
 
 struct Target {
   const char* name;
-  XLA_FFI_Handler* instantiate;  // null for most
+  XLA_FFI_Handler* instantiate;
   XLA_FFI_Handler* execute;
 };
 
 // Everything to register with XLA for the platform "cpu".
 std::vector<Target> MoeTargets();
-// State type of jf_moe_ticket: must be registered before the targets.
+// State type of the calls: must be registered before the targets.
 std::pair<XLA_FFI_TypeId*, XLA_FFI_TypeInfo*> CallSiteType();
 
 }  // namespace jax_fabric::ffi_layer

@@ -1,6 +1,7 @@
 #include "csrc/moe/channel.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace jax_fabric::moe {
 namespace {
@@ -121,51 +122,23 @@ WorkerCallback Channel::CallbackFor(Signal* signal) {
                         signal};
 }
 
-void Channel::Submit(TicketOperation* operation) {
+void Channel::Submit(ExchangeOperation* operation) {
   operation->channel_ = this;
   operation->task_.context = operation;
   operation->task_.run = [](void* context) {
-    auto* self = static_cast<TicketOperation*>(context);
-    self->channel_->OnTicket(self);
+    auto* self = static_cast<ExchangeOperation*>(context);
+    self->channel_->OnSubmit(self);
   };
   strand_->PostOrRun(&operation->task_);
-}
-
-void Channel::Submit(StartOperation* operation) {
-  operation->channel_ = this;
-  operation->task_.context = operation;
-  operation->task_.run = [](void* context) {
-    auto* self = static_cast<StartOperation*>(context);
-    self->channel_->OnStart(self);
-  };
-  strand_->PostOrRun(&operation->task_);
-}
-
-void Channel::Submit(DoneOperation* operation) {
-  operation->channel_ = this;
-  operation->task_.context = operation;
-  operation->task_.run = [](void* context) {
-    auto* self = static_cast<DoneOperation*>(context);
-    self->channel_->OnDone(self);
-  };
-  strand_->PostOrRun(&operation->task_);
-}
-
-bool Channel::RefuseIfPoisoned(Operation* operation) {
-  operation->deadline_ = Deadline::After(group_->clock(), config_.timeout_us);
-  if (!poison_) return false;
-  operation->Finish(&*poison_);
-  return true;
 }
 
 void Channel::Poison(const Error& error) {
   if (poison_) return;
   poison_ = error;
   visible_poison_.store(&*poison_, std::memory_order_release);
-  const auto any = [](const Operation&) { return true; };
-  while (auto* operation = parked_tickets_.Take(any)) operation->Finish(&*poison_);
-  while (auto* operation = parked_starts_.Take(any)) operation->Finish(&*poison_);
-  while (auto* operation = parked_dones_.Take(any)) operation->Finish(&*poison_);
+  while (!unnumbered_.empty()) unnumbered_.TakeFront()->Finish(&*poison_);
+  while (!numbered_.empty()) numbered_.TakeFront()->Finish(&*poison_);
+  if (current_ != nullptr) std::exchange(current_, nullptr)->Finish(&*poison_);
   const auto cancel = [this](const Signal& signal, ChannelImmediate which) {
     if (signal.outstanding) group_->CancelExpectation(peers_.Immediate(peers_.rank, index_, which));
   };
@@ -183,37 +156,43 @@ bool Channel::Quiet() const {
          quiet(timer_);
 }
 
-// --- tickets
+// --- numbers
 
-void Channel::OnTicket(TicketOperation* operation) {
-  if (RefuseIfPoisoned(operation)) return;
-  const Result<uint64_t> identity = identifier_.Identify(operation->site, operation->run);
+void Channel::OnSubmit(ExchangeOperation* operation) {
+  if (poison_) return operation->Finish(&*poison_);
+  const Result<uint64_t> identity = identifier_.Identify(operation->site_, operation->run_);
   if (!identity) {
-    Poison(Error{identity.error().code, fmt::format("moe (channel {}, rank {}): {}", index_, peers_.rank,
-                                                    identity.error().message)});
+    Poison(Error{identity.error().code, fmt::format("moe {} (channel {}, rank {}): {}", NameOf(operation->kind_), index_,
+                                                    peers_.rank, identity.error().message)});
     return operation->Finish(&*poison_);
   }
   operation->identity_ = *identity;
-  parked_tickets_.Add(operation);
-  if (peers_.rank == 0) {
-    IssueParked();
-  } else {
-    ClaimParked();
-    ExpectAnnouncement();
-  }
+  operation->deadline_ = Deadline::After(group_->clock(), config_.timeout_us);
+  unnumbered_.Add(operation);
+  NumberOperations();
   ArmTimer();
 }
 
-void Channel::IssueParked() {
-  while (!poison_ && !parked_tickets_.empty()) {
+void Channel::NumberOperations() {
+  if (peers_.rank == 0) {
+    Issue();
+  } else {
+    Claim();
+    ExpectAnnouncement();
+  }
+  Advance();
+}
+
+void Channel::Issue() {
+  while (!poison_ && !unnumbered_.empty()) {
     // The entry's previous announcement must have left this rank before its memory is used again.
     if (announcements_[(tickets_.last_known() + 1) % AnnouncementRing::kEntries].outstanding) return;
-    const auto sequence = tickets_.Issue(parked_tickets_.front()->identity_, finished_);
+    const auto sequence = tickets_.Issue(unnumbered_.front()->identity_, finished_);
     if (!sequence) return;
-    TicketOperation* operation = parked_tickets_.Take([](const Operation&) { return true; });
-    operation->sequence = *sequence;
+    ExchangeOperation* operation = unnumbered_.TakeFront();
+    operation->sequence_ = *sequence;
+    numbered_.Add(operation);
     Announce(*sequence);
-    operation->Finish(poison_ ? &*poison_ : nullptr);
   }
 }
 
@@ -234,21 +213,21 @@ void Channel::Announce(int64_t sequence) {
 
 void Channel::OnAnnounced(Signal& signal) {
   if (signal.error) Poison(*signal.error);
-  IssueParked();
+  NumberOperations();
 }
 
-void Channel::ClaimParked() {
+void Channel::Claim() {
   tickets_.Read(AnnouncementRing(static_cast<std::byte*>(peers_.own_memory.address) + config_.RingOffset(index_)));
-  const auto claim = [this](TicketOperation& operation) {
+  const auto claim = [this](ExchangeOperation& operation) {
     const auto sequence = tickets_.Claim(operation.identity_);
-    if (sequence) operation.sequence = *sequence;
+    if (sequence) operation.sequence_ = *sequence;
     return sequence.has_value();
   };
-  while (auto* operation = parked_tickets_.Take(claim)) operation->Finish(nullptr);
+  while (auto* operation = unnumbered_.Take(claim)) numbered_.Add(operation);
 }
 
 void Channel::ExpectAnnouncement() {
-  if (poison_ || announcement_arrival_.outstanding || parked_tickets_.empty()) return;
+  if (poison_ || announcement_arrival_.outstanding || unnumbered_.empty()) return;
   // Announcements already read from the ring have immediates that are still to be counted. At least one more: those
   // counted may belong to later entries that overtook the one that is missing.
   const int64_t count = std::max<int64_t>(1, tickets_.last_known() + 1 - announcement_immediates_used_);
@@ -265,129 +244,81 @@ void Channel::ExpectAnnouncement() {
 
 void Channel::OnAnnouncement(Signal& signal) {
   if (poison_) return;
-  if (signal.error) {
-    return Poison(Error{signal.error->code,
-                        fmt::format("moe (channel {}): rank {} asked for the number of its next call, and rank 0 has "
-                                    "not made that call within {} s. Do all ranks run the same program?",
-                                    index_, peers_.rank, config_.timeout_us * 1e-6)});
-  }
-  ClaimParked();
-  ExpectAnnouncement();
+  if (!signal.error) return NumberOperations();
+  Poison(Error{signal.error->code,
+               fmt::format("moe (channel {}): rank {} waited {} s for rank 0 to start the same call. Do all ranks run the "
+                           "same program? {}",
+                           index_, peers_.rank, config_.timeout_us * 1e-6, signal.error->message)});
 }
 
 // --- exchanges
 
-void Channel::OnStart(StartOperation* operation) {
-  if (RefuseIfPoisoned(operation)) return;
-  // Tokens hold the low 32 bits; no two live sequences are further apart than that.
-  operation->sequence = finished_ + static_cast<int32_t>(static_cast<uint32_t>(operation->sequence) -
-                                                         static_cast<uint32_t>(finished_));
-  if (operation->sequence <= finished_ || (phase_ != Phase::kIdle && operation->sequence == finished_ + 1)) {
-    const Error error{ErrorCode::kFailedPrecondition,
-                      fmt::format("moe {} (channel {}): exchange {} was started before on rank {}; use a ticket for "
-                                  "one exchange only",
-                                  NameOf(operation->kind), index_, operation->sequence, peers_.rank)};
-    return operation->Finish(&error);
-  }
-  parked_starts_.Add(operation);
-  Advance();
-  ArmTimer();
-}
-
-void Channel::OnDone(DoneOperation* operation) {
-  if (RefuseIfPoisoned(operation)) return;
-  operation->sequence = finished_ + static_cast<int32_t>(static_cast<uint32_t>(operation->sequence) -
-                                                         static_cast<uint32_t>(finished_));
-  if (operation->sequence <= finished_) {
-    const Error error{ErrorCode::kFailedPrecondition,
-                      fmt::format("moe {} (channel {}): exchange {} is finished on rank {}, its slots hold later data",
-                                  NameOf(operation->kind), index_, operation->sequence, peers_.rank)};
-    return operation->Finish(&error);
-  }
-  parked_dones_.Add(operation);
-  Advance();
-  ArmTimer();
-}
-
 void Channel::Advance() {
   while (!poison_ && (StartNext() || FinishCurrent())) {
+    // A finished exchange makes room for a number.
+    if (peers_.rank == 0) Issue();
   }
-  if (peers_.rank == 0) IssueParked();
 }
 
 bool Channel::StartNext() {
   const int64_t sequence = finished_ + 1;
-  Signal& arrival = arrivals_[sequence & 1];
-  Signal& send = sends_[sequence & 1];
   // The staging buffers of this parity may still be on their way although every peer has answered: nothing is inferred
   // from another arrival.
-  if (phase_ != Phase::kIdle || send.outstanding) return false;
-  StartOperation* operation =
-      parked_starts_.Take([sequence](const StartOperation& each) { return each.sequence == sequence; });
-  if (operation == nullptr) return false;
+  if (current_ != nullptr || sends_[sequence & 1].outstanding) return false;
+  current_ = numbered_.Take([sequence](const ExchangeOperation& each) { return each.sequence_ == sequence; });
+  if (current_ == nullptr) return false;
 
-  const int32_t ranks = config_.layout.shape.ranks;
-  kind_ = operation->kind;
-  signature_ = operation->signature ^ tickets_.IdentityOf(sequence);
-  const Deadline deadline = Deadline::After(group_->clock(), config_.timeout_us);
-  for (int32_t rank = 0; rank < ranks; ++rank) {
+  signature_ = current_->signature_ ^ current_->identity_;
+  arrived_ = config_.layout.shape.ranks == 1;
+  for (int32_t rank = 0; rank < config_.layout.shape.ranks; ++rank) {
     std::byte* const mapped = peers_.peers[rank].mapped;
-    send_slots_[rank] =
-        mapped != nullptr
-            ? mapped + config_.ChannelOffset(index_) + config_.layout.SlotOffset(peers_.rank, sequence)
-            : StagingSlot(rank, sequence);
+    send_slots_[rank] = mapped == nullptr ? StagingSlot(rank, sequence)
+                                          : mapped + config_.ChannelOffset(index_) +
+                                                config_.layout.SlotOffset(peers_.rank, sequence);
   }
-  operation->Pack(StampOf(sequence, signature_), send_slots_.data(), message_bytes_.data());
-  phase_ = ranks == 1 ? Phase::kArrived : Phase::kWaiting;
-  if (ranks > 1) {
-    for (int32_t i = 1; i < ranks; ++i) {
-      const int32_t rank = (peers_.rank + i) % ranks;
-      if (peers_.peers[rank].mapped == nullptr) send.scatter->SetLength(i - 1, message_bytes_[rank]);
-    }
-    const auto which = (sequence & 1) == 0 ? ChannelImmediate::kEvenExchange : ChannelImmediate::kOddExchange;
-    Status posted = send.scatter->Post(deadline, CallbackFor(&send));
-    if (!posted) send.outstanding = false;
-    if (posted) {
-      posted = group_->ExpectImmediate(peers_.Immediate(peers_.rank, index_, which), ranks - 1, deadline,
-                                       CallbackFor(&arrival));
-      if (!posted) arrival.outstanding = false;
-    }
-    if (!posted) {
-      Poison(posted.error());
-      operation->Finish(&*poison_);
-      return false;
-    }
+  current_->Pack(StampOf(sequence, signature_), send_slots_.data(), message_bytes_.data());
+  if (arrived_) return true;
+  const Status sent = Send(*current_);
+  if (!sent) Poison(sent.error());
+  return sent.has_value();
+}
+
+Status Channel::Send(ExchangeOperation& operation) {
+  const int32_t ranks = config_.layout.shape.ranks;
+  const int parity = operation.sequence_ & 1;
+  Signal& send = sends_[parity];
+  for (int32_t i = 1; i < ranks; ++i) {
+    const int32_t rank = (peers_.rank + i) % ranks;
+    if (peers_.peers[rank].mapped == nullptr) send.scatter->SetLength(i - 1, message_bytes_[rank]);
   }
-  operation->Finish(nullptr);
-  return true;
+  const Deadline deadline = Deadline::After(group_->clock(), config_.timeout_us);
+  const auto which = parity == 0 ? ChannelImmediate::kEvenExchange : ChannelImmediate::kOddExchange;
+  Status status = send.scatter->Post(deadline, CallbackFor(&send));
+  if (!status) {
+    send.outstanding = false;
+    return status;
+  }
+  Signal& arrival = arrivals_[parity];
+  status = group_->ExpectImmediate(peers_.Immediate(peers_.rank, index_, which), ranks - 1, deadline,
+                                   CallbackFor(&arrival));
+  if (!status) arrival.outstanding = false;
+  return status;
 }
 
 bool Channel::FinishCurrent() {
-  const int64_t sequence = finished_ + 1;
-  if (phase_ != Phase::kArrived) return false;
-  DoneOperation* operation =
-      parked_dones_.Take([sequence](const DoneOperation& each) { return each.sequence == sequence; });
-  if (operation == nullptr) return false;
-
+  if (current_ == nullptr || !arrived_) return false;
   for (int32_t rank = 0; rank < config_.layout.shape.ranks; ++rank) {
-    receive_slots_[rank] = OwnSlot(rank, sequence);
+    receive_slots_[rank] = OwnSlot(rank, current_->sequence_);
   }
-  Status status;
-  if (operation->kind != kind_) {
-    status = MakeError(ErrorCode::kFailedPrecondition, "moe (channel {}): exchange {} was started as {} and finished as {}",
-                       index_, sequence, NameOf(kind_), NameOf(operation->kind));
-  }
-  if (status) status = CheckMessages(receive_slots_.data());
+  Status status = CheckMessages(receive_slots_.data());
   if (status) status = CheckCapacity(receive_slots_.data());
-  if (status) status = operation->Unpack(receive_slots_.data());
+  if (status) status = current_->Unpack(receive_slots_.data());
   if (!status) {
     Poison(status.error());
-    operation->Finish(&*poison_);
     return false;
   }
-  finished_ = sequence;
-  phase_ = Phase::kIdle;
-  operation->Finish(nullptr);
+  ++finished_;
+  std::exchange(current_, nullptr)->Finish(nullptr);
   return true;
 }
 
@@ -395,18 +326,19 @@ Status Channel::CheckMessages(const void* const* slots) const {
   kernels::MessageStamp expected = StampOf(finished_ + 1, signature_);
   for (int32_t rank = 0; rank < config_.layout.shape.ranks; ++rank) {
     expected.incarnation = rank == peers_.rank ? peers_.own_incarnation : peers_.peers[rank].incarnation;
-    const char* const wrong = kernels::CheckMessage(config_.layout, slots[rank], kind_, expected, rank);
+    const char* const wrong = kernels::CheckMessage(config_.layout, slots[rank], current_->kind_, expected,
+                                                    rank, current_->RowsOf(rank));
     if (wrong == nullptr) continue;
     return MakeError(ErrorCode::kFailedPrecondition,
                      "moe {} (channel {}, exchange {}): rank {} cannot use the message of rank {}: {}. Do all ranks "
                      "run the same program with the same shapes, in the same order?",
-                     NameOf(kind_), index_, finished_ + 1, peers_.rank, rank, wrong);
+                     NameOf(current_->kind_), index_, finished_ + 1, peers_.rank, rank, wrong);
   }
   return {};
 }
 
 Status Channel::CheckCapacity(const void* const* slots) const {
-  if (kind_ != kernels::ExchangeKind::kDispatch || config_.drop_overflow) return {};
+  if (current_->kind_ != kernels::ExchangeKind::kDispatch || config_.drop_overflow) return {};
   const int32_t ranks = config_.layout.shape.ranks;
   // Every source tells its counts for every rank: all ranks see an overflow and raise the same error.
   for (int32_t target = 0; target < ranks; ++target) {
@@ -428,7 +360,7 @@ Status Channel::CheckCapacity(const void* const* slots) const {
 void Channel::OnArrival(Signal& signal) {
   if (poison_) return;
   if (signal.error) return Poison(NameAbsentRanks(*signal.error));
-  phase_ = Phase::kArrived;
+  arrived_ = true;
   Advance();
 }
 
@@ -440,7 +372,7 @@ void Channel::OnSent(Signal& signal) {
 
 void Channel::ArmTimer() {
   if (poison_ || timer_.outstanding) return;
-  if (parked_tickets_.empty() && parked_starts_.empty() && parked_dones_.empty()) return;
+  if (unnumbered_.empty() && numbered_.empty() && current_ == nullptr) return;
   const auto armed = group_->ExpectImmediate(peers_.Immediate(peers_.rank, index_, ChannelImmediate::kTimer), 1,
                                              Deadline::After(group_->clock(), config_.timeout_us),
                                              CallbackFor(&timer_));
@@ -454,14 +386,18 @@ void Channel::OnTimer(Signal& signal) {
   if (poison_) return;
   if (signal.error && signal.error->code != ErrorCode::kDeadlineExceeded) return Poison(*signal.error);
   const Clock& clock = group_->clock();
-  const auto late = [&clock](const auto& list) { return !list.empty() && list.front()->deadline_.Passed(clock); };
-  if (late(parked_tickets_) || late(parked_starts_) || late(parked_dones_)) {
-    if (phase_ == Phase::kWaiting) return Poison(NameAbsentRanks(*signal.error));
+  const auto late = [&clock](const OperationList& list) {
+    return !list.empty() && list.front()->deadline_.Passed(clock);
+  };
+  // The exchange in flight and an awaited number have deadlines of their own; what is left is an operation whose turn
+  // does not come.
+  if (late(unnumbered_) || late(numbered_)) {
+    if (current_ != nullptr && !arrived_) return Poison(NameAbsentRanks(*signal.error));
     return Poison(Error{ErrorCode::kDeadlineExceeded,
-                        fmt::format("moe (channel {}): a call on rank {} waited {} s for exchange {} to {} on this "
-                                    "rank. Calls in flight at once need different channels.",
+                        fmt::format("moe (channel {}): a call on rank {} waited {} s for its turn: exchange {} has not {} "
+                                    "on this rank",
                                     index_, peers_.rank, config_.timeout_us * 1e-6, finished_ + 1,
-                                    phase_ == Phase::kIdle ? "start" : "be finished")});
+                                    current_ == nullptr ? "started" : "ended")});
   }
   ArmTimer();
 }
@@ -480,7 +416,7 @@ Error Channel::NameAbsentRanks(const Error& cause) const {
   if (count == 0) return cause;
   return Error{cause.code, fmt::format("moe {} (channel {}, exchange {}): rank {} waited {} s for rank(s) {}; {} of {} "
                                        "ranks came. {}",
-                                       NameOf(kind_), index_, finished_ + 1, peers_.rank, config_.timeout_us * 1e-6,
+                                       NameOf(current_->kind_), index_, finished_ + 1, peers_.rank, config_.timeout_us * 1e-6,
                                        absent, config_.layout.shape.ranks - count, config_.layout.shape.ranks,
                                        cause.message)};
 }

@@ -5,6 +5,11 @@
 // has unpacked n, and A may write n + 2 into B's slots of n's parity: no barrier is ever sent. Counting is safe for
 // the same reason: while A waits for the immediates of n, no peer can send those of n + 2, which share the id.
 //
+// Which call is exchange n: the ranks may start independent calls in different orders, so rank 0 numbers them in the
+// order in which they start there and announces it (announcement_ring.h). A call that starts elsewhere waits for its
+// number, then for its turn. Neither wait holds a thread, and nothing else waits for a call but what needs its result:
+// a program may run its calls one after the other or all at once.
+//
 // Everything below runs on the context's strand; only Submit and the worker's callbacks come from outside.
 #ifndef JAX_FABRIC_MOE_CHANNEL_H_
 #define JAX_FABRIC_MOE_CHANNEL_H_
@@ -34,11 +39,9 @@ class Channel {
   ~Channel();
 
   // Thread-safe. May run the operation, and others, on this thread.
-  void Submit(TicketOperation* operation);
-  void Submit(StartOperation* operation);
-  void Submit(DoneOperation* operation);
+  void Submit(ExchangeOperation* operation);
 
-  // On the strand: every parked operation ends with `error`, and so does every later one.
+  // On the strand: every operation ends with `error`, and so does every later one.
   void Poison(const Error& error);
   // From any thread: why the channel refuses to go on, or null. Valid as long as the channel.
   const Error* error() const { return visible_poison_.load(std::memory_order_acquire); }
@@ -56,28 +59,24 @@ class Channel {
     int parity = 0;
     std::unique_ptr<PreparedScatter> scatter;  // of this parity, or of this ring entry
   };
-  enum class Phase { kIdle, kWaiting, kArrived };
-
   Channel(int32_t index, const MoeConfig& config, const PeerTable& peers, DomainGroup* group, Strand* strand);
   Status Prepare();
   Result<std::unique_ptr<PreparedScatter>> PrepareExchange(int parity);
   Result<std::unique_ptr<PreparedScatter>> PrepareAnnouncement(int entry);
   WorkerCallback CallbackFor(Signal* signal);
-  bool RefuseIfPoisoned(Operation* operation);
 
-  void OnTicket(TicketOperation* operation);
-  void IssueParked();
-  void IssueTicket(TicketOperation* operation, int64_t sequence);
+  void OnSubmit(ExchangeOperation* operation);
+  void NumberOperations();
+  void Issue();
   void Announce(int64_t sequence);
-  void ClaimParked();
+  void Claim();
   void ExpectAnnouncement();
   void OnAnnouncement(Signal& signal);
   void OnAnnounced(Signal& signal);
 
-  void OnStart(StartOperation* operation);
-  void OnDone(DoneOperation* operation);
   void Advance();
   bool StartNext();
+  Status Send(ExchangeOperation& operation);
   bool FinishCurrent();
   Status CheckMessages(const void* const* slots) const;
   Status CheckCapacity(const void* const* slots) const;
@@ -101,14 +100,12 @@ class Channel {
   std::atomic<const Error*> visible_poison_{nullptr};
   CallIdentifier identifier_;
   TicketBook tickets_;
-  OperationList<TicketOperation> parked_tickets_;
-  OperationList<StartOperation> parked_starts_;
-  OperationList<DoneOperation> parked_dones_;
-
-  int64_t finished_ = 0;  // last exchange that is unpacked here
-  Phase phase_ = Phase::kIdle;  // of exchange finished_ + 1
-  uint64_t signature_ = 0;
-  kernels::ExchangeKind kind_ = kernels::ExchangeKind::kDispatch;
+  OperationList unnumbered_;
+  OperationList numbered_;               // waiting for their turn
+  ExchangeOperation* current_ = nullptr;  // packed: exchange finished_ + 1
+  bool arrived_ = false;                 // all messages of current_ are here
+  int64_t finished_ = 0;                 // last exchange that is unpacked here
+  uint64_t signature_ = 0;               // of current_
   std::vector<void*> send_slots_;
   std::vector<const void*> receive_slots_;
   std::vector<int64_t> message_bytes_;

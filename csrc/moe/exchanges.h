@@ -1,4 +1,4 @@
-// The exchanges of MoE as operations of a channel: a kernel with its arguments, and whom to tell.
+// The exchanges of MoE as operations of a channel: a send kernel and a receive kernel with their arguments.
 #ifndef JAX_FABRIC_MOE_EXCHANGES_H_
 #define JAX_FABRIC_MOE_EXCHANGES_H_
 
@@ -7,43 +7,52 @@
 
 namespace jax_fabric::moe {
 
-// Args is one of the ...SendArgs; the channel fills in stamp, slots and message_bytes. The pointers in it stay valid
-// until Finish. A subclass says what Finish does.
-template <typename Args>
-class KernelStart : public StartOperation {
+// How many rows a source must have sent, from the routes of the dispatch before; -1: only its message knows.
+inline int64_t ExpectedRows(const kernels::DispatchReceiveArgs&, int32_t) { return -1; }
+inline int64_t ExpectedRows(const kernels::RedispatchReceiveArgs& args, int32_t source) {
+  return args.route.rows[source];
+}
+inline int64_t ExpectedRows(const kernels::CombineReceiveArgs& args, int32_t source) {
+  int64_t rows = 0;
+  for (int64_t token = 0; token < args.t_rows; ++token) {
+    rows += args.route.index[token * args.layout.shape.ranks + source] >= 0;
+  }
+  return rows;
+}
+
+// The channel fills in stamp, slots and message_bytes of the arguments; the pointers in them stay valid until Finish,
+// which a subclass defines.
+template <typename SendArgs, typename ReceiveArgs>
+class KernelExchange : public ExchangeOperation {
  public:
-  KernelStart(int64_t sequence, kernels::ExchangeKind kind, uint64_t signature, void (*kernel)(const Args&),
-              const Args& args)
-      : StartOperation(sequence, kind, signature), kernel_(kernel), args_(args) {}
+  struct Kernels {
+    void (*send)(const SendArgs&) = nullptr;
+    SendArgs send_args;
+    void (*receive)(const ReceiveArgs&) = nullptr;
+    ReceiveArgs receive_args;
+  };
+
+  KernelExchange(const CallSite& site, int64_t run, kernels::ExchangeKind kind, uint64_t signature,
+                 const Kernels& kernels)
+      : ExchangeOperation(site, run, kind, signature), kernels_(kernels) {}
 
   void Pack(const kernels::MessageStamp& stamp, void* const* slots, int64_t* message_bytes) override {
-    args_.stamp = stamp;
-    args_.slots = slots;
-    args_.message_bytes = message_bytes;
-    kernel_(args_);
+    kernels_.send_args.stamp = stamp;
+    kernels_.send_args.slots = slots;
+    kernels_.send_args.message_bytes = message_bytes;
+    kernels_.send(kernels_.send_args);
   }
 
- private:
-  void (*const kernel_)(const Args&);
-  Args args_;
-};
-
-// Args is one of the ...ReceiveArgs; the channel fills in slots.
-template <typename Args>
-class KernelDone : public DoneOperation {
- public:
-  KernelDone(int64_t sequence, kernels::ExchangeKind kind, void (*kernel)(const Args&), const Args& args)
-      : DoneOperation(sequence, kind), kernel_(kernel), args_(args) {}
+  int64_t RowsOf(int32_t source) const override { return ExpectedRows(kernels_.receive_args, source); }
 
   Status Unpack(const void* const* slots) override {
-    args_.slots = slots;
-    kernel_(args_);
+    kernels_.receive_args.slots = slots;
+    kernels_.receive(kernels_.receive_args);
     return {};
   }
 
  private:
-  void (*const kernel_)(const Args&);
-  Args args_;
+  Kernels kernels_;
 };
 
 }  // namespace jax_fabric::moe

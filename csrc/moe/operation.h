@@ -1,5 +1,5 @@
-// What the caller of a channel asks for: a ticket, the first half of an exchange, its second half. Operations belong
-// to the channel from submission until Finish, which it calls exactly once.
+// One exchange as its caller asks for it. It belongs to the channel from submission until Finish, which the channel
+// calls exactly once.
 #ifndef JAX_FABRIC_MOE_OPERATION_H_
 #define JAX_FABRIC_MOE_OPERATION_H_
 
@@ -15,57 +15,41 @@ namespace jax_fabric::moe {
 
 class Channel;
 
-class Operation {
+class ExchangeOperation {
  public:
-  virtual ~Operation() = default;
-  // On the channel's strand. `error` is null on success and valid only during the call. The operation may delete
-  // itself. Must not block, and must not run a user's code.
+  // `site` and `run` say which call this is, the same on all ranks. `signature` is a hash of everything else that must
+  // be equal on all ranks: shapes, dtypes, options.
+  ExchangeOperation(const CallSite& site, int64_t run, kernels::ExchangeKind kind, uint64_t signature)
+      : site_(site), run_(run), kind_(kind), signature_(signature) {}
+  virtual ~ExchangeOperation() = default;
+
+  // All on the channel's strand, in this order; none may block or run a user's code.
+  // Fills this rank's message for each rank, in its slot or a staging buffer.
+  virtual void Pack(const kernels::MessageStamp& stamp, void* const* slots, int64_t* message_bytes) = 0;
+  // How many rows the source must have sent, or -1 when only its message knows.
+  virtual int64_t RowsOf(int32_t source) const = 0;
+  // All messages have come and passed CheckMessage.
+  virtual Status Unpack(const void* const* slots) = 0;
+  // `error` is null on success and valid only during the call. The operation may delete itself.
   virtual void Finish(const Error* error) = 0;
+
+  kernels::ExchangeKind kind() const { return kind_; }
+  // The exchange's number on its channel, from Pack on.
+  int64_t sequence() const { return sequence_; }
 
  private:
   friend class Channel;
+
+  const CallSite site_;
+  const int64_t run_;
+  const kernels::ExchangeKind kind_;
+  const uint64_t signature_;
+
   Task task_;
   Channel* channel_ = nullptr;
   Deadline deadline_;
-};
-
-// Asks for the number of this execution of a call.
-class TicketOperation : public Operation {
- public:
-  TicketOperation(const CallSite& site, int64_t run) : site(site), run(run) {}
-  const CallSite site;
-  const int64_t run;
-  int64_t sequence = 0;  // out, at least 1
-
- private:
-  friend class Channel;
   uint64_t identity_ = 0;
-};
-
-// Packs this rank's messages of exchange `sequence`.
-class StartOperation : public Operation {
- public:
-  StartOperation(int64_t sequence, kernels::ExchangeKind kind, uint64_t signature)
-      : sequence(sequence), kind(kind), signature(signature) {}
-  // Fills one slot or staging buffer a rank. Called when all of them are free.
-  virtual void Pack(const kernels::MessageStamp& stamp, void* const* slots, int64_t* message_bytes) = 0;
-
-  // Only the low 32 bits need to be right (tokens are int32): the channel widens it.
-  int64_t sequence;
-  const kernels::ExchangeKind kind;
-  // Of everything that must be equal on all ranks: shapes, dtypes, which call of which program.
-  const uint64_t signature;
-};
-
-// Unpacks what the other ranks sent in exchange `sequence`.
-class DoneOperation : public Operation {
- public:
-  DoneOperation(int64_t sequence, kernels::ExchangeKind kind) : sequence(sequence), kind(kind) {}
-  // All messages have come and passed CheckMessage.
-  virtual Status Unpack(const void* const* slots) = 0;
-
-  int64_t sequence;  // as in StartOperation
-  const kernels::ExchangeKind kind;
+  int64_t sequence_ = 0;
 };
 
 }  // namespace jax_fabric::moe

@@ -5,30 +5,35 @@
 
 #include <vector>
 
+#include "csrc/moe/operation.h"
+
 namespace jax_fabric::moe {
 
-template <typename T>
 class OperationList {
  public:
   OperationList() { operations_.reserve(64); }
   bool empty() const { return operations_.empty(); }
-  T* front() const { return operations_.front(); }
-  void Add(T* operation) { operations_.push_back(operation); }
+  // The one that waits longest.
+  ExchangeOperation* front() const { return operations_.front(); }
+  void Add(ExchangeOperation* operation) { operations_.push_back(operation); }
 
   // Takes out the first one that `matches`, or returns null.
   template <typename Predicate>
-  T* Take(Predicate matches) {
+  ExchangeOperation* Take(Predicate matches) {
     for (auto it = operations_.begin(); it != operations_.end(); ++it) {
-      T* operation = *it;
+      ExchangeOperation* operation = *it;
       if (!matches(*operation)) continue;
       operations_.erase(it);
       return operation;
     }
     return nullptr;
   }
+  ExchangeOperation* TakeFront() {
+    return Take([](const ExchangeOperation&) { return true; });
+  }
 
  private:
-  std::vector<T*> operations_;
+  std::vector<ExchangeOperation*> operations_;
 };
 
 }  // namespace jax_fabric::moe

@@ -18,7 +18,7 @@ class TicketBook {
   int64_t Read(const AnnouncementRing& ring);
   // Other ranks: the number of the call, if announced; each announcement is used once, lowest first.
   std::optional<int64_t> Claim(uint64_t identity);
-  // Identity behind a number handed out by Issue or Claim: part of the exchange's signature.
+  // Identity behind a number that was issued or announced.
   uint64_t IdentityOf(int64_t sequence) const { return identities_[sequence % kRemembered]; }
   int64_t last_known() const { return next_ - 1; }
 

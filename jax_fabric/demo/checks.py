@@ -24,8 +24,8 @@ from jax_fabric.testing import oracle, routing
 # order. bfloat16: a unit in the last place is 2**-8 of the value, and differences add up over the
 # layers.
 _TOLERANCES = {
-    "float32": {"sum": 1e-6, "forward": 1e-5, "gradient": 1e-4, "tie": 1e-5},
-    "bfloat16": {"sum": 1e-2, "forward": 5e-2, "gradient": 1e-1, "tie": 5e-2},
+    "float32": {"sum": 1e-6, "logits": 1e-5, "loss": 1e-6, "gradient": 5e-5, "tie": 1e-5},
+    "bfloat16": {"sum": 5e-3, "logits": 2e-2, "loss": 2e-3, "gradient": 5e-2, "tie": 1e-2},
 }
 _WEIGHT_TOLERANCE = 1e-6  # float32 always; sums of the weights of an expert that was named twice
 _SHARE_OF_LOSS = 0.2
@@ -91,6 +91,7 @@ def check_exchange(
     routed = routing.generate("duplicates", **sizes, seed=config.seed)
     holes = routing.generate("holes", **sizes, seed=config.seed)
     outside = (holes.experts < 0) | (holes.experts >= config.experts)
+    outside[:, ::2] = False  # with two experts a token, one hole leaves nothing to name twice
     experts = np.where(outside, holes.experts, routed.experts)
     rng = np.random.default_rng(config.seed)
     shape = (config.ranks, config.tokens, config.hidden)
@@ -184,10 +185,8 @@ def check_model(
     name = ".".join(key.key for key in path)
     loss_error = abs(float(measured.loss) - float(want.loss)) / float(want.loss)
     return [
-        Check(
-            "forward: logits", relative_error(measured.logits, want.logits), tolerance["forward"]
-        ),
-        Check("forward: loss", loss_error, tolerance["forward"], f"{float(want.loss):.5f} nats"),
+        Check("forward: logits", relative_error(measured.logits, want.logits), tolerance["logits"]),
+        Check("forward: loss", loss_error, tolerance["loss"], f"{float(want.loss):.5f} nats"),
         Check(
             "forward: routing",
             _preference_lost(np.asarray(want.probabilities), experts),

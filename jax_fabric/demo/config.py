@@ -25,8 +25,8 @@ class DemoConfig:
       learning_rate: of Adam.
       seed: of parameters and batches.
       repeats: timed calls of dispatch and combine.
-      timeout_s: of every wait for another rank; long, because processes compile side by side and one
-        may be ready much earlier than another.
+      timeout_s: of every wait for another rank; long, because processes compile side by side and
+        one may be ready much earlier than another.
     """
 
     ranks: int = 8

@@ -13,15 +13,21 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 from jax_fabric import primitives
 from jax_fabric.moe.config import ExpertParallelConfig
+
+#: Names of the results of an exchange, for checkpoint policies.
+DISPATCH_NAME = "jax_fabric_dispatch"
+COMBINE_NAME = "jax_fabric_combine"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,11 +49,6 @@ class Site:
         return {"context": self.context, "channel": self.channel}
 
 
-def _ticket(site: Site, rank: jax.Array, *dependencies: jax.Array) -> jax.Array:
-    dependencies = lax.optimization_barrier(dependencies)
-    return primitives.ticket(rank, dependencies, context=site.context, channel=site.channel)
-
-
 def _nothing(like: jax.Array, dtype: Any) -> jax.Array:
     """An absent operand: size 0, varying over the same axes as ``like``."""
     return lax.slice(like.reshape(-1), (0,), (0,)).astype(dtype)
@@ -58,6 +59,11 @@ def _no_gradient(value: jax.Array) -> np.ndarray:
 
 
 # --- dispatch
+
+
+def _named(name: str, values: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+    """Names results for checkpoint policies: what the gradient keeps is then saved, too."""
+    return tuple(checkpoint_name(value, name) for value in values)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -71,48 +77,38 @@ def dispatch(
       x: [T, H].
       weights: float32[T, K].
       experts: int32[T, K]; ids outside [0, E) are not routed.
-      after: int32[1], orders this call after the one that returned it.
+      after: int32[any], orders this call after the one that returned it.
 
     Returns:
       tokens, weights, group_sizes, dropped, token, index, slot, positions, rows; see
       ``routes.Dispatched``.
     """
     config = site.config
-    rank = site.rank()
     t_rows = x.shape[0]
-    ticket = _ticket(site, rank, x, weights, experts, after)
-    index, slot, token = primitives.call(
-        "jf_moe_dispatch_start",
-        (ticket, rank, x, experts, weights),
-        (
-            ((t_rows, config.num_ranks), jnp.int32),
-            ((t_rows, config.top_k), jnp.int32),
-            ((1,), jnp.int32),
-        ),
-        **site.attributes(),
-    )
-    tokens, row_weights, group_sizes, positions, rows, dropped, token = primitives.call(
-        "jf_moe_dispatch_done",
-        (token, rank),
+    out = primitives.call(
+        "jf_moe_dispatch",
+        (site.rank(), x, experts, weights, after),
         (
             ((config.capacity, config.hidden), config.dtype),
             ((config.capacity,), jnp.float32),
             ((config.experts_per_rank,), jnp.int32),
+            ((1,), jnp.int32),
+            ((1,), jnp.int32),
+            ((t_rows, config.num_ranks), jnp.int32),
+            ((t_rows, config.top_k), jnp.int32),
             ((config.num_ranks, config.max_tokens, config.local_top_k), jnp.int32),
             ((config.num_ranks,), jnp.int32),
-            ((1,), jnp.int32),
-            ((1,), jnp.int32),
         ),
         zero_padding=site.zero_padding,
         **site.attributes(),
     )
-    return tokens, row_weights, group_sizes, dropped, token, index, slot, positions, rows
+    return _named(DISPATCH_NAME, out)
 
 
 def _dispatch_forward(
     site: Site, x: jax.Array, weights: jax.Array, experts: jax.Array, after: jax.Array
 ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
-    out = dispatch(site, x, weights, experts, after)
+    out = dispatch.fun(site, x, weights, experts, after)
     _, _, _, _, token, index, slot, positions, rows = out
     return out, (token, index, slot, positions, rows)
 
@@ -144,24 +140,14 @@ def _combine_rows(
     after: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     """Sums rows per token: combine, or the transpose of dispatch (``back``, with scalars)."""
-    index, slot, positions, rows = routes
-    rank = site.rank()
-    t_rows = index.shape[0]
+    index, slot, _, _ = routes
     row_weights = _nothing(y, jnp.float32) if row_weights is None else row_weights
     row_scalars = _nothing(y, jnp.float32) if row_scalars is None else row_scalars
-    ticket = _ticket(site, rank, y, row_weights, row_scalars, positions, rows, after)
-    (token,) = primitives.call(
-        "jf_moe_combine_start",
-        (ticket, rank, y, row_weights, row_scalars, positions, rows),
-        (((1,), jnp.int32),),
-        back=back,
-        **site.attributes(),
-    )
     out, scalars, _ = primitives.call(
-        "jf_moe_combine_done",
-        (token, rank, index, slot),
+        "jf_moe_combine",
+        (site.rank(), y, row_weights, row_scalars, *routes, after),
         (
-            ((t_rows, site.config.hidden), y.dtype),
+            ((index.shape[0], site.config.hidden), y.dtype),
             (slot.shape if back else (0,), jnp.float32),
             ((1,), jnp.int32),
         ),
@@ -188,7 +174,7 @@ def combine(
       y: [capacity, H], rows of the experts in the order of ``tokens``.
       row_weights: float32[capacity].
       routes: index, slot, positions, rows of the dispatch.
-      token: int32[1] of the dispatch.
+      token: int32[any], orders this call after those that returned it.
 
     Returns:
       [T, H] of y's dtype.
@@ -196,7 +182,7 @@ def combine(
     out, _ = _combine_rows(
         site, False, y, row_weights if weighted else None, None, routes, token
     )
-    return out
+    return _named(COMBINE_NAME, (out,))[0]
 
 
 def _combine_forward(
@@ -207,7 +193,7 @@ def _combine_forward(
     routes: tuple[jax.Array, ...],
     token: jax.Array,
 ) -> tuple[jax.Array, tuple[Any, ...]]:
-    out = combine(site, weighted, y, row_weights, routes, token)
+    out = combine.fun(site, weighted, y, row_weights, routes, token)
     return out, (y if weighted else None, row_weights, routes, token)
 
 
@@ -215,25 +201,16 @@ def _combine_backward(
     site: Site, weighted: bool, residuals: tuple[Any, ...], d_out: jax.Array
 ) -> tuple[Any, ...]:
     y, row_weights, routes, after = residuals
-    index, slot, positions, rows = routes
-    rank = site.rank()
-    ticket = _ticket(site, rank, d_out, row_weights, *routes, after)
-    (token,) = primitives.call(
-        "jf_moe_redispatch_start",
-        (ticket, rank, d_out, index, slot),
-        (((1,), jnp.int32),),
-        **site.attributes(),
-    )
     capacity, hidden = site.config.capacity, site.config.hidden
     dy, dots, _ = primitives.call(
-        "jf_moe_redispatch_done",
+        "jf_moe_redispatch",
         (
-            token,
-            rank,
-            positions,
-            rows,
+            site.rank(),
+            d_out,
             row_weights if weighted else _nothing(row_weights, jnp.float32),
             y if weighted else _nothing(d_out, d_out.dtype),
+            *routes,
+            after,
         ),
         (
             ((capacity, hidden), d_out.dtype),

@@ -7,7 +7,6 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.ad_checkpoint import checkpoint_name
 
 from jax_fabric import compat
 from jax_fabric.fabric import Fabric
@@ -15,14 +14,12 @@ from jax_fabric.moe import exchange
 from jax_fabric.moe.config import ExpertParallelConfig
 from jax_fabric.moe.routes import Dispatched, Routes
 
-#: Names of the results of an exchange, for checkpoint policies.
-DISPATCH_NAME = "jax_fabric_dispatch"
-COMBINE_NAME = "jax_fabric_combine"
-
 
 def save_exchanges() -> Any:
     """Policy for ``jax.checkpoint`` that saves what exchanges returned, so that remat sends nothing again."""
-    return jax.checkpoint_policies.save_only_these_names(DISPATCH_NAME, COMBINE_NAME)
+    return jax.checkpoint_policies.save_only_these_names(
+        exchange.DISPATCH_NAME, exchange.COMBINE_NAME
+    )
 
 
 class ExpertParallel:
@@ -147,7 +144,6 @@ class ExpertParallel:
             x, weights.astype(jnp.float32), ids.astype(jnp.int32), after, rank
         )
         out = exchange.dispatch(site, x, weights, ids, after)
-        out = tuple(checkpoint_name(each, DISPATCH_NAME) for each in out)
         tokens, row_weights, group_sizes, dropped, token, *routes = out
         return Dispatched(tokens, row_weights, group_sizes, dropped, token, Routes(*routes))
 
@@ -200,8 +196,7 @@ class ExpertParallel:
             routes.positions,
             routes.rows,
         )
-        out = exchange.combine(self._site(channel), weighted, y, weights, tuple(parts), token)
-        return checkpoint_name(out, COMBINE_NAME)
+        return exchange.combine(self._site(channel), weighted, y, weights, tuple(parts), token)
 
     def _site(self, channel: int, zero_padding: bool = False) -> exchange.Site:
         return exchange.Site(self.config, self.axis_name, self._context, channel, zero_padding)

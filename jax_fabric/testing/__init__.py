@@ -6,5 +6,5 @@
 * :mod:`~jax_fabric.testing.launch`: a function or a script in several processes, with a deadline.
 * :mod:`~jax_fabric.testing.environment`: what must be in the environment before JAX starts.
 
-The modules do not import each other, and importing them starts nothing.
+Importing them starts nothing.
 """

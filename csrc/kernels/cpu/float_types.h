@@ -12,8 +12,6 @@
 #include <bit>
 #include <cstdint>
 
-#include "csrc/kernels/moe_layout.h"
-
 // A call would end vectorisation, and would run code that was not compiled for the caller's instruction set.
 #define JF_ALWAYS_INLINE inline __attribute__((always_inline))
 

@@ -13,7 +13,6 @@
 #include <random>
 #include <vector>
 
-#include "csrc/kernels/cpu/row_ops.h"
 #include "csrc/kernels/moe_kernels.h"
 #include "csrc/kernels/moe_layout.h"
 

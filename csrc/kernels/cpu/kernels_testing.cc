@@ -101,7 +101,8 @@ int64_t RankState::routed_rows() const {
   return total;
 }
 
-World::World(const WorldConfig& config, uint64_t seed) : config_(config), random_(seed), states_(config.ranks), message_bytes_(config.ranks) {
+World::World(const WorldConfig& config, uint64_t seed)
+    : config_(config), random_(seed), states_(config.ranks), message_bytes_(config.ranks) {
   MoeShape shape;
   shape.ranks = config.ranks;
   shape.experts = config.experts;
@@ -235,7 +236,8 @@ void World::CheckSent(int64_t source, ExchangeKind kind, const std::vector<int64
     ASSERT_GE(message_bytes[r], static_cast<int64_t>(sizeof(MessageHeader)));
     ASSERT_LE(message_bytes[r], slot_bytes_);
     EXPECT_TRUE(AllEqual(slot_poison_, slot - kGuardBytes, slot)) << "written before the slot";
-    EXPECT_TRUE(AllEqual(slot_poison_, slot + message_bytes[r], slot + slot_bytes_ + kGuardBytes)) << "written behind the message";
+    EXPECT_TRUE(AllEqual(slot_poison_, slot + message_bytes[r], slot + slot_bytes_ + kGuardBytes))
+        << "written behind the message";
   }
 }
 

@@ -48,7 +48,8 @@ TEST_P(DomainConformance, BadWritesAreRefusedAndTouchNothing) {
   cases.emplace_back("an address that wraps around", With(good, &WriteRequest::remote_address, ~uint64_t{0} - 31));
   cases.emplace_back("an empty write beyond the end",
                      With(With(good, &WriteRequest::remote_address, begin + kLength + 1), &WriteRequest::length, 0));
-  cases.emplace_back("a source key that was never given", With(good, &WriteRequest::local_key, good.local_key ^ 1ull << 33));
+  cases.emplace_back("a source key that was never given",
+                     With(good, &WriteRequest::local_key, good.local_key ^ 1ull << 33));
   WriteRequest outside = good;
   outside.source = reinterpret_cast<const void*>(source.address + kLength - 63);
   cases.emplace_back("a source that ends one byte outside", outside);

@@ -17,7 +17,8 @@ TEST_P(DomainConformance, WritesOfEverySizeTouchNothingElse) {
   const Buffer target = MakeBuffer(1, limit + 2 * kGuard + 3);
   nodes_[0]->Fill(source.address, source.length, 1);
   uint32_t immediate = 0;
-  for (const uint64_t length : {0ull, 1ull, 7ull, 8ull, 63ull, 64ull, 65ull, 4095ull, 4096ull, 4097ull, 1ull << 20, 64ull << 20}) {
+  for (const uint64_t length : std::initializer_list<uint64_t>{0, 1, 7, 8, 63, 64, 65, 4095, 4096, 4097, 1 << 20,
+                                                              64 << 20}) {
     if (length > limit) continue;
     SCOPED_TRACE(length);
     // Odd offsets on both sides; patterns have a period of 8 bytes in the source offset.
@@ -161,7 +162,8 @@ TEST_P(DomainConformance, PayloadIsThereWithItsImmediate) {
     Until("the round is over", [&] {
       for (; looked_at < nodes_[1].immediates.size(); ++looked_at) {
         const uint32_t n = nodes_[1].immediates[looked_at].immediate;
-        EXPECT_EQ(nodes_[1]->Check(target.address + n % kSlots * kStride, sizes[n % sizes.size()], n), kNoMismatch) << n;
+        const uint64_t at = target.address + n % kSlots * kStride;
+        EXPECT_EQ(nodes_[1]->Check(at, sizes[n % sizes.size()], n), kNoMismatch) << n;
       }
       return looked_at == writes.back().immediate.value() + 1u;
     });

@@ -140,8 +140,8 @@ void DescriptorServer::Serve(const Client& client) const {
 void DescriptorServer::Answer(int socket, const DescriptorRequest& request) const {
   const std::shared_ptr<Endpoint> endpoint = find_(request.incarnation);
   if (!endpoint) {
-    return ReplyError(socket, Error{ErrorCode::kUnavailable,
-                                    fmt::format("domain {:016x} is closed: its address is stale", request.incarnation)});
+    const auto text = fmt::format("domain {:016x} is closed: its address is stale", request.incarnation);
+    return ReplyError(socket, Error{ErrorCode::kUnavailable, text});
   }
   DescriptorReply reply;
   if (request.kind == DescriptorRequest::kMailbox) {

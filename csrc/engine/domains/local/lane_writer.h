@@ -23,8 +23,6 @@ class LaneWriter {
   LaneWriter(const LaneWriter&) = delete;
   LaneWriter& operator=(const LaneWriter&) = delete;
 
-  // Room for one of each, the message of the largest size.
-  bool HasAllRoom() { return HasImmediateRoom() && HasMessageRoom(mailbox_->geometry().max_message_bytes); }
   bool HasImmediateRoom();
   // Room must be there. What this thread wrote before is visible to whoever takes the immediate out.
   void PushImmediate(uint32_t immediate);

@@ -136,7 +136,7 @@ Result<MemoryRegion> LocalDomain::RegisterMemory(void* address, uint64_t length,
   const auto begin = reinterpret_cast<uint64_t>(address);
   if (length > limits_.max_region_bytes || begin + length < begin || (address == nullptr && length > 0)) {
     return MakeError(ErrorCode::kInvalidArgument,
-                     "local domain: {} bytes at {:#x} cannot be registered: not a range of memory, or more than {} bytes",
+                     "local domain: {} bytes at {:#x} cannot be registered: not a range of memory, or above {} bytes",
                      length, begin, limits_.max_region_bytes);
   }
   return regions_.Add(address, length, access);
@@ -189,6 +189,7 @@ Result<PeerId> LocalDomain::AddPeer(ByteView bytes) {
   for (LaneReader& lane : lanes_) {
     if (lane.sender_incarnation() == address.incarnation) lane.peer = id;
   }
+  live_.push_back(peer.get());
   std::lock_guard lock(peers_mutex_);
   peers_.push_back(std::move(peer));
   return id;
@@ -202,8 +203,8 @@ Status LocalDomain::AddProcessPeer(LocalPeer& peer) {
                      "must be the same): use a network domain, or share the namespaces", peer.label());
   }
   if (process == hub_.process() || !ProcessIsAlive(process.pid, process.start_time)) {
-    return MakeError(ErrorCode::kUnavailable, "local domain: {} does not run any more: its address is stale, get the new one",
-                     peer.label());
+    return MakeError(ErrorCode::kUnavailable,
+                     "local domain: {} does not run any more: its address is stale, get the new one", peer.label());
   }
   peer.StartConnect(options_);
   connecting_.push_back(peer.id());
@@ -214,6 +215,7 @@ void LocalDomain::RemovePeer(PeerId id) {
   LocalPeer* peer = FindPeer(id);
   if (peer == nullptr || peer->state() == PeerState::kRemoved) return;
   std::erase(connecting_, id);
+  std::erase(live_, peer);
   AbortWrites(id, ErrorCode::kCancelled);
   last_error_ = fmt::format("{} was removed", peer->label());
   Unwatch(peer->pidfd());
@@ -224,6 +226,7 @@ void LocalDomain::RemovePeer(PeerId id) {
 
 void LocalDomain::FailPeer(LocalPeer& peer, ErrorCode code, std::string why) {
   if (peer.state() == PeerState::kFailed || peer.state() == PeerState::kRemoved) return;
+  std::erase(live_, &peer);
   AbortWrites(peer.id(), ErrorCode::kUnavailable);
   last_error_ = fmt::format("{} is lost: {}", peer.label(), why);
   Log(last_error_);

@@ -90,6 +90,7 @@ class LocalDomain final : public Domain {
   Status AddProcessPeer(LocalPeer& peer);
   void FailPeer(LocalPeer& peer, ErrorCode code, std::string why);
   void AbortWrites(PeerId peer, ErrorCode code);
+  bool IsStarved();
   LocalPeer* FindPeer(PeerId peer) const;
   PeerId KnownPeer(uint64_t incarnation) const;
   void ForgetLanesOf(const LocalPeer& peer, bool process_is_dead);
@@ -109,6 +110,7 @@ class LocalDomain final : public Domain {
   // Dense by PeerId; the vector changes under the mutex, which MapRemote takes.
   std::mutex peers_mutex_;
   std::vector<std::unique_ptr<LocalPeer>> peers_;
+  std::vector<LocalPeer*> live_;  // connecting or ready: what must be looked at, however many have gone
   std::unordered_map<uint64_t, PeerId> peer_by_incarnation_;  // without removed ones
   std::deque<PeerId> connecting_;
 

@@ -93,8 +93,9 @@ Completion LocalDomain::Deliver(const LaneReader& lane, ByteView message) {
   if (receive.length > 0) regions_.Release(receive.local_key);
   if (message.size() > receive.length) {
     completion.code = ErrorCode::kOutOfRange;
-    last_error_ = fmt::format("a message of {} bytes came for a receive buffer of {}: post buffers of max_message_bytes",
-                              message.size(), receive.length);
+    last_error_ = fmt::format(
+        "a message of {} bytes came for a receive buffer of {}: post buffers of max_message_bytes", message.size(),
+        receive.length);
   }
   return completion;
 }
@@ -137,12 +138,7 @@ void LocalDomain::FreeClosingLanes() {
 
 bool LocalDomain::ArmWait() {
   if (!completions_.empty() || !faults_.empty() || !deferred_.empty() || !connecting_.empty()) return false;
-  for (const auto& peer : peers_) {
-    if (!peer->starved) continue;
-    // Nobody rings when a lane has room again, so whoever waits for that must go on polling.
-    if (peer->state() != PeerState::kReady || peer->lane().HasAllRoom()) peer->starved = false;
-    return false;
-  }
+  if (IsStarved()) return false;
   // Seq_cst: Dekker with the senders, see Mailbox::RingIfArmed.
   mailbox_.header().armed.store(1, std::memory_order_seq_cst);
   armed_ = true;
@@ -151,12 +147,27 @@ bool LocalDomain::ArmWait() {
   return false;
 }
 
+bool LocalDomain::IsStarved() {
+  bool starved = false;
+  for (LocalPeer* peer : live_) {
+    if (!peer->starved_of_immediates && !peer->starved_of_message) continue;
+    // Nobody rings when a lane has room again, so whoever waits for that must go on polling, and once more when there
+    // is room.
+    starved = true;
+    if (peer->lane().HasImmediateRoom()) peer->starved_of_immediates = false;
+    if (peer->starved_of_message && peer->lane().HasMessageRoom(*peer->starved_of_message)) {
+      peer->starved_of_message.reset();
+    }
+  }
+  return starved;
+}
+
 bool LocalDomain::SomethingCame() const {
   if (mailbox_.header().lane_changes.load(std::memory_order_seq_cst) != lane_changes_seen_) return true;
   for (const LaneReader& lane : lanes_) {
     if (lane.HasImmediateAfterArming() || (!receives_.empty() && lane.HasMessageAfterArming())) return true;
   }
-  return std::any_of(peers_.begin(), peers_.end(), [](const auto& peer) {
+  return std::any_of(live_.begin(), live_.end(), [](const LocalPeer* peer) {
     return peer->state() == PeerState::kReady && peer->closed();
   });
 }
@@ -177,9 +188,9 @@ void LocalDomain::Housekeep() {
   woken_ = false;
   next_housekeeping_ns_ = now + kHousekeepingNs;
   HandleEvents();
-  for (const auto& peer : peers_) {
-    if (peer->state() == PeerState::kReady && peer->closed()) {
-      FailPeer(*peer, ErrorCode::kUnavailable, "its domain was closed");
+  for (size_t i = live_.size(); i-- > 0;) {  // backwards: FailPeer takes it out
+    if (live_[i]->state() == PeerState::kReady && live_[i]->closed()) {
+      FailPeer(*live_[i], ErrorCode::kUnavailable, "its domain was closed");
     }
   }
   for (size_t i = 0; i < lanes_.size(); ++i) {
@@ -236,11 +247,12 @@ void LocalDomain::PollConnecting() {
 }
 
 void LocalDomain::CheckLiveness() {
-  for (const auto& peer : peers_) {
-    const ProcessIdentity& process = peer->address().process;
-    if (peer->state() == PeerState::kReady && !peer->same_process() && peer->pidfd() < 0 &&
+  for (size_t i = live_.size(); i-- > 0;) {
+    LocalPeer& peer = *live_[i];
+    const ProcessIdentity& process = peer.address().process;
+    if (peer.state() == PeerState::kReady && !peer.same_process() && peer.pidfd() < 0 &&
         !ProcessIsAlive(process.pid, process.start_time)) {
-      FailPeer(*peer, ErrorCode::kUnavailable, "its process has ended");
+      FailPeer(peer, ErrorCode::kUnavailable, "its process has ended");
     }
   }
   // Lanes of senders that we do not know as peers, so that nothing else tells us of their end.

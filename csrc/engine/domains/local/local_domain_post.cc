@@ -48,7 +48,7 @@ PostResult LocalDomain::PostWrite(const WriteRequest& request) {
   }
   LocalPeer& peer = *peers_[request.peer];
   if (request.immediate && !peer.lane().HasImmediateRoom()) {
-    peer.starved = true;
+    peer.starved_of_immediates = true;
     return PostResult::kAgain;
   }
   Error error;
@@ -87,7 +87,7 @@ PostResult LocalDomain::PostSend(const SendRequest& request) {
                                limits_.max_message_bytes, peer.max_message_bytes())});
   }
   if (!peer.lane().HasMessageRoom(request.length)) {
-    peer.starved = true;
+    peer.starved_of_message = request.length;
     return PostResult::kAgain;
   }
   peer.lane().PushMessage(request.source, request.length);

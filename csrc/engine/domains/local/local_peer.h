@@ -61,8 +61,9 @@ class LocalPeer {
   // Any thread, in state kReady. Null with words in `error`.
   void* Map(uint64_t key, uint64_t address, uint64_t length, Error& error);
 
-  // A full lane was answered with kAgain. The peer cannot wake us when it has room.
-  bool starved = false;
+  // What was answered with kAgain because the lane was full. The peer cannot wake us when there is room.
+  bool starved_of_immediates = false;
+  std::optional<uint64_t> starved_of_message;  // of this length
 
  private:
   Status Attach(const LocalDomainOptions& options, ReceivedDescriptors received, const ProcessIdentity& self,

@@ -38,8 +38,9 @@ Result<MemoryMapping> MemoryMapping::Map(int fd) {
   const int seals = fcntl(fd, F_GET_SEALS);
   struct stat status = {};
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || fstat(fd, &status) != 0 || status.st_size <= 0) {
-    return MakeError(ErrorCode::kInvalidArgument, "file descriptor {} is not a sealed memory file (seals {:#x}, {} bytes)",
-                     fd, seals, status.st_size);
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "file descriptor {} is not a sealed memory file (seals {:#x}, {} bytes)", fd, seals,
+                     status.st_size);
   }
   const auto length = static_cast<uint64_t>(status.st_size);
   void* data = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);

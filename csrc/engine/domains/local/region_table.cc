@@ -86,7 +86,8 @@ Status RegionTable::Invalidate(uint32_t index, const MemoryRegion& region) {
   // Relaxed: all changes of the key are under mutex_.
   if (key == 0 || index >= records_.size() ||
       (records_[index].draining_key != key && mailbox_->region(index).key.load(std::memory_order_relaxed) != key)) {
-    return MakeError(ErrorCode::kNotFound, "local domain: the region at {:#x} with the key {:#x} is not registered (any more)",
+    return MakeError(ErrorCode::kNotFound,
+                     "local domain: the region at {:#x} with the key {:#x} is not registered (any more)",
                      region.address, key);
   }
   Record& record = records_[index];

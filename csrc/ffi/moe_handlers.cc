@@ -2,6 +2,7 @@
 
 #include <xxhash.h>
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 
@@ -122,7 +123,6 @@ template <typename SendArgs, typename ReceiveArgs>
 ffi::Future Exchange(const Call& call, const Destination& destination, ffi::ResultBuffer<ffi::S32>& token,
                      ExchangeKind kind, uint64_t signature, void (*send)(const SendArgs&), SendArgs send_args,
                      void (*receive)(const ReceiveArgs&), ReceiveArgs receive_args) {
-  send_args.layout = receive_args.layout = destination.layout();
   const typename moe::KernelExchange<SendArgs, ReceiveArgs>::Kernels kernels{send, send_args, receive, receive_args};
   auto* exchange = new XlaExchange<SendArgs, ReceiveArgs>(destination.visit.completion(), token->typed_data(),
                                                           call.state->site, call.run, kind, signature, kernels);
@@ -148,6 +148,12 @@ ffi::ErrorOr<std::unique_ptr<CallSiteState>> Instantiate(ffi::Dictionary attribu
 // Kernels take routes as out-pointers; where they only read them, XLA's operands are good for it.
 int32_t* Route(const S32& operand) { return const_cast<int32_t*>(operand.typed_data()); }
 
+// Routes of a batch point into the rows of all its elements.
+kernels::SlotLayout WithCapacity(kernels::SlotLayout layout, int64_t rows) {
+  layout.shape.capacity = rows;
+  return layout;
+}
+
 const float* Optional(const F32& operand) { return operand.element_count() == 0 ? nullptr : operand.typed_data(); }
 
 // --- the exchanges
@@ -164,22 +170,27 @@ ffi::Future Dispatch(CallSiteState* state, int32_t device, ffi::RunId run, RankO
     const auto type = ElementTypeOf(x.element_type());
     if (!type) return Failed(type.error());
     kernels::DispatchSendArgs send;
+    kernels::DispatchReceiveArgs receive;
+    send.layout = receive.layout = destination.layout();
     send.t_rows = static_cast<int32_t>(x.dimensions()[0]);
     send.x_type = *type;
     send.x = x.untyped_data();
     send.experts = experts.typed_data();
     send.weights = weights.typed_data();
     send.route = {index->typed_data(), slot->typed_data()};
-    kernels::DispatchReceiveArgs receive;
     receive.tokens_type = *type;
     receive.tokens = tokens->untyped_data();
     receive.weights = row_weights->typed_data();
     receive.group_sizes = group_sizes->typed_data();
     receive.route = {positions->typed_data(), rows->typed_data()};
+    // vmap folds a batch into the rows; each of its elements has the context's capacity.
+    receive.elements =
+        static_cast<int32_t>(tokens->dimensions()[0] / destination.layout().shape.capacity);
+    receive.element_rows = std::max(1, send.t_rows / receive.elements);
     receive.drop_overflow = destination.visit.context()->config().drop_overflow;
     receive.zero_padding = zero_padding;
     receive.dropped = dropped->typed_data();
-    const uint64_t signature = Signature({1, send.t_rows, static_cast<int64_t>(*type)});
+    const uint64_t signature = Signature({1, send.t_rows, receive.elements, static_cast<int64_t>(*type)});
     return Exchange(call, destination, token, ExchangeKind::kDispatch, signature, kernels::DispatchSend, send,
                     kernels::DispatchReceive, receive);
   });
@@ -195,13 +206,14 @@ ffi::Future Combine(CallSiteState* state, int32_t device, ffi::RunId run, RankOp
     const auto type = ElementTypeOf(y.element_type());
     if (!type) return Failed(type.error());
     kernels::CombineSendArgs send;
+    kernels::CombineReceiveArgs receive;
+    send.layout = receive.layout = WithCapacity(destination.layout(), y.dimensions()[0]);
     send.kind = back ? ExchangeKind::kDispatchBack : ExchangeKind::kCombine;
     send.y_type = *type;
     send.y = y.untyped_data();
     send.row_weights = Optional(weights);
     send.row_scalars = Optional(scalars);
     send.route = {Route(positions), Route(rows)};
-    kernels::CombineReceiveArgs receive;
     receive.t_rows = static_cast<int32_t>(out->dimensions()[0]);
     receive.route = {Route(index), Route(slot)};
     receive.out_type = *type;
@@ -226,12 +238,13 @@ ffi::Future Redispatch(CallSiteState* state, int32_t device, ffi::RunId run, Ran
     const auto y_type = ElementTypeOf(y.element_type());
     if (!y_type) return Failed(y_type.error());
     kernels::RedispatchSendArgs send;
+    kernels::RedispatchReceiveArgs receive;
+    send.layout = receive.layout = WithCapacity(destination.layout(), out->dimensions()[0]);
     send.t_rows = static_cast<int32_t>(x.dimensions()[0]);
     send.x_type = *type;
     send.x = x.untyped_data();
     send.route = {Route(index), Route(slot)};
     const bool with_y = y.element_count() != 0;
-    kernels::RedispatchReceiveArgs receive;
     receive.route = {Route(positions), Route(rows)};
     receive.row_weights = Optional(weights);
     receive.y_type = *y_type;

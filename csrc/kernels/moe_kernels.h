@@ -54,6 +54,11 @@ struct DispatchReceiveArgs {
   float* weights = nullptr;            // out [C], 0 past sum(group_sizes)
   int32_t* group_sizes = nullptr;      // out [experts_per_rank]
   ReceiveRoute route;                  // out
+  // B independent batches may share an exchange (jax.vmap). Element b of it has rows [b * element_rows, (b + 1) *
+  // element_rows) of every source's x, and rows [b * C, (b + 1) * C) of the results; then tokens is [B * C, H], weights
+  // [B * C], group_sizes [B * experts_per_rank] and dropped [B].
+  int32_t elements = 1;
+  int32_t element_rows = INT32_MAX;
   bool drop_overflow = false;          // else the caller has checked the counts
   bool zero_padding = false;           // rows past sum(group_sizes) are unspecified unless set
   int32_t* dropped = nullptr;          // out [1] or null: entries that found no room, the last ones in that order

@@ -348,7 +348,7 @@ Status Channel::CheckCapacity(const void* const* slots) const {
                                                              config_.layout.CountsOffset());
       expert_rows += counts[ranks + target];
     }
-    if (expert_rows <= config_.layout.shape.capacity) continue;
+    if (expert_rows <= config_.layout.shape.capacity * current_->elements()) continue;
     return MakeError(ErrorCode::kResourceExhausted,
                      "moe dispatch (channel {}, exchange {}): {} rows were routed to the experts of rank {}, and "
                      "capacity={} rows. Raise capacity, or pass on_overflow=\"drop\".",

@@ -20,6 +20,29 @@ inline int64_t ExpectedRows(const kernels::CombineReceiveArgs& args, int32_t sou
   return rows;
 }
 
+// The counts on the wire are of whole ranks; that one element of several has overflowed is known here only.
+inline Status CheckElements(const kernels::DispatchReceiveArgs& args) {
+  if (args.drop_overflow || args.elements == 1) return {};
+  for (int32_t b = 0; b < args.elements; ++b) {
+    if (args.dropped[b] == 0) continue;
+    return MakeError(ErrorCode::kResourceExhausted,
+                     "moe dispatch: element {} of a batch of {} has {} rows more for rank {} than capacity={}. Raise "
+                     "capacity, or pass on_overflow=\"drop\".",
+                     b, args.elements, args.dropped[b], args.layout.shape.rank, args.layout.shape.capacity);
+  }
+  return {};
+}
+template <typename ReceiveArgs>
+Status CheckElements(const ReceiveArgs&) {
+  return {};
+}
+
+template <typename ReceiveArgs>
+int32_t Elements(const ReceiveArgs&) {
+  return 1;
+}
+inline int32_t Elements(const kernels::DispatchReceiveArgs& args) { return args.elements; }
+
 // The channel fills in stamp, slots and message_bytes of the arguments; the pointers in them stay valid until Finish,
 // which a subclass defines.
 template <typename SendArgs, typename ReceiveArgs>
@@ -43,12 +66,13 @@ class KernelExchange : public ExchangeOperation {
     kernels_.send(kernels_.send_args);
   }
 
+  int32_t elements() const override { return Elements(kernels_.receive_args); }
   int64_t RowsOf(int32_t source) const override { return ExpectedRows(kernels_.receive_args, source); }
 
   Status Unpack(const void* const* slots) override {
     kernels_.receive_args.slots = slots;
     kernels_.receive(kernels_.receive_args);
-    return {};
+    return CheckElements(kernels_.receive_args);
   }
 
  private:

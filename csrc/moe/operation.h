@@ -26,6 +26,8 @@ class ExchangeOperation {
   // All on the channel's strand, in this order; none may block or run a user's code.
   // Fills this rank's message for each rank, in its slot or a staging buffer.
   virtual void Pack(const kernels::MessageStamp& stamp, void* const* slots, int64_t* message_bytes) = 0;
+  // Batches in one exchange, each with the context's capacity.
+  virtual int32_t elements() const = 0;
   // How many rows the source must have sent, or -1 when only its message knows.
   virtual int64_t RowsOf(int32_t source) const = 0;
   // All messages have come and passed CheckMessage.

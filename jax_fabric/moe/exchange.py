@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
+from jax.custom_batching import custom_vmap
 
 from jax_fabric import primitives
 from jax_fabric.moe.config import ExpertParallelConfig
@@ -58,7 +59,76 @@ def _no_gradient(value: jax.Array) -> np.ndarray:
     return np.zeros(value.shape, jax.dtypes.float0)
 
 
+def _folded(value: jax.Array) -> jax.Array:
+    """[B, n, ...] -> [B * n, ...]."""
+    return value.reshape(-1, *value.shape[2:])
+
+
+def _unfolded(value: jax.Array, batch: int) -> jax.Array:
+    """[B * n, ...] -> [B, n, ...]."""
+    return value.reshape(batch, -1, *value.shape[1:])
+
+
+def _all_batched(batch: int, batched: Sequence[bool], values: Sequence[jax.Array]) -> list[jax.Array]:
+    return [
+        value if is_batched else jnp.broadcast_to(value[None], (batch, *value.shape))
+        for is_batched, value in zip(batched, values, strict=True)
+    ]
+
+
 # --- dispatch
+
+
+def _dispatch_rows(
+    site: Site, elements: int, x: jax.Array, weights: jax.Array, experts: jax.Array, after: jax.Array
+) -> tuple[jax.Array, ...]:
+    """One exchange for a batch of ``elements``; under vmap the batch grows.
+
+    x is [elements * T, H] and so are the others; of the results, tokens and weights have ``capacity``
+    rows an element, group_sizes ``experts_per_rank``, dropped one. positions and rows belong to all.
+    """
+    config = site.config
+    if x.shape[0] > config.max_tokens:
+        raise ValueError(
+            f"dispatch: {elements} elements under vmap have {x.shape[0]} rows together, and "
+            f"max_tokens={config.max_tokens}: raise max_tokens"
+        )
+
+    @custom_vmap
+    def exchange(
+        x: jax.Array, weights: jax.Array, experts: jax.Array, after: jax.Array
+    ) -> tuple[jax.Array, ...]:
+        return primitives.call(
+            "jf_moe_dispatch",
+            (site.rank(), x, experts, weights, after),
+            (
+                ((elements * config.capacity, config.hidden), config.dtype),
+                ((elements * config.capacity,), jnp.float32),
+                ((elements * config.experts_per_rank,), jnp.int32),
+                ((elements,), jnp.int32),
+                ((1,), jnp.int32),
+                ((x.shape[0], config.num_ranks), jnp.int32),
+                ((x.shape[0], config.top_k), jnp.int32),
+                ((config.num_ranks, config.max_tokens, config.local_top_k), jnp.int32),
+                ((config.num_ranks,), jnp.int32),
+            ),
+            zero_padding=site.zero_padding,
+            **site.attributes(),
+        )
+
+    @exchange.def_vmap
+    def _(axis_size: int, batched: Sequence[bool], *operands: jax.Array) -> Any:
+        operands = [_folded(each) for each in _all_batched(axis_size, batched, operands)]
+        out = _dispatch_rows(site, axis_size * elements, *operands)
+        shared = (4, 7, 8)  # token, positions, rows
+        return (
+            tuple(
+                each if i in shared else _unfolded(each, axis_size) for i, each in enumerate(out)
+            ),
+            tuple(i not in shared for i in range(len(out))),
+        )
+
+    return exchange(x, weights, experts, after)
 
 
 def _named(name: str, values: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
@@ -83,26 +153,7 @@ def dispatch(
       tokens, weights, group_sizes, dropped, token, index, slot, positions, rows; see
       ``routes.Dispatched``.
     """
-    config = site.config
-    t_rows = x.shape[0]
-    out = primitives.call(
-        "jf_moe_dispatch",
-        (site.rank(), x, experts, weights, after),
-        (
-            ((config.capacity, config.hidden), config.dtype),
-            ((config.capacity,), jnp.float32),
-            ((config.experts_per_rank,), jnp.int32),
-            ((1,), jnp.int32),
-            ((1,), jnp.int32),
-            ((t_rows, config.num_ranks), jnp.int32),
-            ((t_rows, config.top_k), jnp.int32),
-            ((config.num_ranks, config.max_tokens, config.local_top_k), jnp.int32),
-            ((config.num_ranks,), jnp.int32),
-        ),
-        zero_padding=site.zero_padding,
-        **site.attributes(),
-    )
-    return _named(DISPATCH_NAME, out)
+    return _named(DISPATCH_NAME, _dispatch_rows(site, 1, x, weights, experts, after))
 
 
 def _dispatch_forward(
@@ -110,18 +161,18 @@ def _dispatch_forward(
 ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
     out = dispatch.fun(site, x, weights, experts, after)
     _, _, _, _, token, index, slot, positions, rows = out
-    return out, (token, index, slot, positions, rows)
+    return out, (after, token, index, slot, positions, rows)
 
 
 def _dispatch_backward(
     site: Site, residuals: tuple[jax.Array, ...], cotangents: tuple[Any, ...]
 ) -> tuple[Any, ...]:
-    token, index, slot, positions, rows = residuals
+    after, token, index, slot, positions, rows = residuals
     d_tokens, d_row_weights = cotangents[0], cotangents[1]
     dx, d_weights = _combine_rows(
         site, True, d_tokens, None, d_row_weights, (index, slot, positions, rows), token
     )
-    return dx, d_weights, _no_gradient(slot), _no_gradient(token)
+    return dx, d_weights, _no_gradient(slot), _no_gradient(after)
 
 
 dispatch.defvjp(_dispatch_forward, _dispatch_backward)
@@ -139,22 +190,55 @@ def _combine_rows(
     routes: tuple[jax.Array, ...],
     after: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """Sums rows per token: combine, or the transpose of dispatch (``back``, with scalars)."""
-    index, slot, _, _ = routes
+    """Sums rows per token: combine, or the transpose of dispatch (``back``, with scalars).
+
+    Returns [T, H] and, with ``back``, float32[T, K].
+    """
     row_weights = _nothing(y, jnp.float32) if row_weights is None else row_weights
     row_scalars = _nothing(y, jnp.float32) if row_scalars is None else row_scalars
-    out, scalars, _ = primitives.call(
-        "jf_moe_combine",
-        (site.rank(), y, row_weights, row_scalars, *routes, after),
-        (
-            ((index.shape[0], site.config.hidden), y.dtype),
-            (slot.shape if back else (0,), jnp.float32),
-            ((1,), jnp.int32),
-        ),
-        back=back,
-        **site.attributes(),
+
+    @custom_vmap
+    def exchange(*operands: jax.Array) -> tuple[jax.Array, jax.Array]:
+        y, index, slot = operands[0], operands[3], operands[4]
+        out, scalars, _ = primitives.call(
+            "jf_moe_combine",
+            (site.rank(), *operands),
+            (
+                ((index.shape[0], site.config.hidden), y.dtype),
+                (slot.shape if back else (0,), jnp.float32),
+                ((1,), jnp.int32),
+            ),
+            back=back,
+            **site.attributes(),
+        )
+        return out, scalars
+
+    exchange.def_vmap(functools.partial(_vmap_on_routes, exchange, 3))
+    return exchange(y, row_weights, row_scalars, *routes, after)
+
+
+def _vmap_on_routes(
+    exchange: Any, routes_at: int, axis_size: int, batched: Sequence[bool], *operands: jax.Array
+) -> Any:
+    """One exchange for a batch whose dispatch was one exchange; else one exchange an element.
+
+    operands[routes_at:] are index, slot, positions, rows and after. index says which: a dispatch under
+    the same vmap has one for each element, and positions and rows for all of them.
+    """
+    index, positions, rows, after = routes_at, routes_at + 2, routes_at + 3, routes_at + 4
+    if batched[index] and not batched[positions] and not batched[rows]:
+        whole = [
+            each
+            if i in (positions, rows) or (i == after and not batched[after])
+            else _folded(_all_batched(axis_size, (batched[i],), (each,))[0])
+            for i, each in enumerate(operands)
+        ]
+        out = exchange(*whole)
+        return tuple(_unfolded(each, axis_size) for each in out), (True,) * len(out)
+    out = lax.map(
+        lambda operands: exchange(*operands), tuple(_all_batched(axis_size, batched, operands))
     )
-    return out, scalars
+    return out, (True,) * len(out)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -201,24 +285,31 @@ def _combine_backward(
     site: Site, weighted: bool, residuals: tuple[Any, ...], d_out: jax.Array
 ) -> tuple[Any, ...]:
     y, row_weights, routes, after = residuals
-    capacity, hidden = site.config.capacity, site.config.hidden
-    dy, dots, _ = primitives.call(
-        "jf_moe_redispatch",
-        (
-            site.rank(),
-            d_out,
-            row_weights if weighted else _nothing(row_weights, jnp.float32),
-            y if weighted else _nothing(d_out, d_out.dtype),
-            *routes,
-            after,
-        ),
-        (
-            ((capacity, hidden), d_out.dtype),
-            ((capacity,) if weighted else (0,), jnp.float32),
-            ((1,), jnp.int32),
-        ),
-        **site.attributes(),
-    )
+
+    @custom_vmap
+    def exchange(*operands: jax.Array) -> tuple[jax.Array, jax.Array]:
+        d_out, y, all_weights = operands[0], operands[1], operands[2]
+        dy, dots, _ = primitives.call(
+            "jf_moe_redispatch",
+            (
+                site.rank(),
+                d_out,
+                all_weights if weighted else _nothing(all_weights, jnp.float32),
+                y,
+                *operands[3:],
+            ),
+            (
+                ((all_weights.shape[0], site.config.hidden), d_out.dtype),
+                (all_weights.shape if weighted else (0,), jnp.float32),
+                ((1,), jnp.int32),
+            ),
+            **site.attributes(),
+        )
+        return dy, dots
+
+    exchange.def_vmap(functools.partial(_vmap_on_routes, exchange, 3))
+    y = y if weighted else _nothing(d_out, d_out.dtype)
+    dy, dots = exchange(d_out, y, row_weights, *routes, after)
     d_weights = dots if weighted else jnp.zeros_like(row_weights)
     return dy, d_weights, tuple(_no_gradient(route) for route in routes), _no_gradient(after)
 

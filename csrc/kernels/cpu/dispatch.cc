@@ -197,25 +197,41 @@ struct DispatchMessage {
   const char* payload;
 };
 
-// group_sizes[e] = the position at which the rows of expert e begin. Returns the number of rows of all experts.
-int64_t FindGroupBegins(const DispatchReceiveArgs& args) {
+// Rows of an element's experts have their own part of the results.
+int64_t ElementOf(const DispatchReceiveArgs& args, uint32_t token) {
+  const int64_t element = token / static_cast<uint32_t>(args.element_rows);
+  return element < args.elements ? element : args.elements - 1;
+}
+
+// The groups of one element: group_sizes[begin], ..., group_sizes[begin + experts_per_rank - 1].
+int64_t FirstGroup(const DispatchReceiveArgs& args, int64_t element) {
+  return element * args.layout.shape.experts_per_rank;
+}
+
+// group_sizes[g] = the position at which the rows of group g begin.
+void FindGroupBegins(const DispatchReceiveArgs& args) {
   const MoeShape& shape = args.layout.shape;
-  for (int64_t e = 0; e < shape.experts_per_rank; ++e) args.group_sizes[e] = 0;
+  const int64_t groups = FirstGroup(args, args.elements);
+  for (int64_t g = 0; g < groups; ++g) args.group_sizes[g] = 0;
   for (int64_t s = 0; s < shape.ranks; ++s) {
     const DispatchMessage message(args.layout, args.slots[s]);
-    for (int64_t i = 0; i < message.expert_rows; ++i) ++args.group_sizes[message.entries[i].local_expert];
+    for (int64_t j = 0; j < message.rows; ++j) {
+      int32_t* sizes = args.group_sizes + FirstGroup(args, ElementOf(args, message.meta[j].token));
+      for (int64_t i = message.EntryBegin(j); i < message.EntryEnd(j); ++i) ++sizes[message.entries[i].local_expert];
+    }
   }
-  int64_t total = 0;
-  for (int64_t e = 0; e < shape.experts_per_rank; ++e) {
-    const int32_t size = args.group_sizes[e];
-    args.group_sizes[e] = static_cast<int32_t>(total);
-    total += size;
+  for (int64_t b = 0; b < args.elements; ++b) {
+    int64_t position = b * shape.capacity;
+    for (int64_t g = FirstGroup(args, b); g < FirstGroup(args, b + 1); ++g) {
+      const int32_t size = args.group_sizes[g];
+      args.group_sizes[g] = static_cast<int32_t>(position);
+      position += size;
+    }
   }
-  return total;
 }
 
 // Moves each row to its positions. Walking sources, tokens and experts in rising order and giving each expert's rows
-// the next position of its group is what orders a group by (source, token). Moves group_sizes[e] to the group's end.
+// the next position of its group is what orders a group by (source, token). Moves group_sizes[g] to the group's end.
 void PlaceRows(const DispatchReceiveArgs& args) {
   const SlotLayout& layout = args.layout;
   const MoeShape& shape = layout.shape;
@@ -230,10 +246,13 @@ void PlaceRows(const DispatchReceiveArgs& args) {
       ElementType from_type = layout.dispatch_type;
       const int64_t begin = message.EntryBegin(j);
       const int64_t count = message.EntryEnd(j) - begin;
+      const int64_t element = ElementOf(args, message.meta[j].token);
+      int32_t* next = args.group_sizes + FirstGroup(args, element);
+      const int64_t end = (element + 1) * shape.capacity;
       for (int64_t i = 0; i < count; ++i) {
         const Entry& entry = message.entries[begin + i];
-        const int64_t position = args.group_sizes[entry.local_expert]++;
-        const bool fits = position < shape.capacity;
+        const int64_t position = next[entry.local_expert]++;
+        const bool fits = position < end;
         positions[i] = fits ? static_cast<int32_t>(position) : -1;
         if (!fits) continue;
         args.weights[position] = entry.weight;
@@ -248,15 +267,24 @@ void PlaceRows(const DispatchReceiveArgs& args) {
   }
 }
 
-// From ends of groups to sizes, without what lies past the capacity.
-void FindGroupSizes(const DispatchReceiveArgs& args) {
-  const int64_t capacity = args.layout.shape.capacity;
-  int64_t begin = 0;
-  for (int64_t e = 0; e < args.layout.shape.experts_per_rank; ++e) {
-    const int64_t end = args.group_sizes[e] < capacity ? args.group_sizes[e] : capacity;
-    args.group_sizes[e] = static_cast<int32_t>(end - begin);
+// From ends of groups to sizes, without what lies past the capacity; then what an element's rows leave unused.
+void FinishElement(const DispatchReceiveArgs& args, int64_t element) {
+  const MoeShape& shape = args.layout.shape;
+  const int64_t last = (element + 1) * shape.capacity;
+  int64_t begin = element * shape.capacity;
+  int64_t total = begin;
+  for (int64_t g = FirstGroup(args, element); g < FirstGroup(args, element + 1); ++g) {
+    total = args.group_sizes[g];
+    const int64_t end = total < last ? total : last;
+    args.group_sizes[g] = static_cast<int32_t>(end - begin);
     begin = end;
   }
+  for (int64_t c = begin; c < last; ++c) args.weights[c] = 0.0f;
+  if (args.zero_padding) {
+    const int64_t row_bytes = shape.hidden * ElementBytes(args.tokens_type);
+    ZeroBytes(args.tokens, begin * row_bytes, last * row_bytes);
+  }
+  if (args.dropped != nullptr) args.dropped[element] = static_cast<int32_t>(total - begin);
 }
 
 }  // namespace
@@ -269,17 +297,9 @@ void DispatchSend(const DispatchSendArgs& args) {
 }
 
 void DispatchReceive(const DispatchReceiveArgs& args) {
-  const MoeShape& shape = args.layout.shape;
-  const int64_t total = FindGroupBegins(args);
+  FindGroupBegins(args);
   PlaceRows(args);
-  FindGroupSizes(args);
-  const int64_t used = total < shape.capacity ? total : shape.capacity;
-  for (int64_t c = used; c < shape.capacity; ++c) args.weights[c] = 0.0f;
-  if (args.zero_padding) {
-    const int64_t row_bytes = shape.hidden * ElementBytes(args.tokens_type);
-    ZeroBytes(args.tokens, used * row_bytes, shape.capacity * row_bytes);
-  }
-  if (args.dropped != nullptr) *args.dropped = static_cast<int32_t>(total - used);
+  for (int64_t b = 0; b < args.elements; ++b) FinishElement(args, b);
 }
 
 }  // namespace jax_fabric::kernels

@@ -1,0 +1,134 @@
+#include "csrc/moe/testing/moe_fabric.h"
+
+#include <gtest/gtest.h>
+
+#include <utility>
+
+#include "csrc/engine/domains/local/local_domain.h"
+#include "csrc/moe/testing/partly_mapped_domain.h"
+
+namespace jax_fabric::moe::testing {
+
+using jax_fabric::testing::LoopbackDomain;
+
+std::string FabricOptions::Describe() const {
+  return fmt::format("ranks {} seed {} {} mapping {} again {} delivery {} {}", ranks, seed,
+                     transport == Transport::kLocal ? "local" : "loopback", static_cast<int>(mapping),
+                     again_probability, delivery_probability, inline_executors ? "inline" : "queued");
+}
+
+MoeConfig SmallConfig(int32_t ranks, int32_t channels) {
+  MoeConfig config;
+  kernels::MoeShape& shape = config.layout.shape;
+  shape.ranks = ranks;
+  shape.experts = 2 * ranks;
+  shape.experts_per_rank = 2;
+  shape.max_tokens = 4;
+  shape.top_k = 2;
+  shape.hidden = 8;
+  shape.capacity = int64_t{ranks} * shape.max_tokens * shape.LocalTopK();
+  config.channels = channels;
+  config.timeout_us = 1'000'000;
+  return config;
+}
+
+MoeFabric::MoeFabric(const FabricOptions& options, const MoeConfig& config)
+    : options_(options), random_(options.seed), network_(options.seed) {
+  for (int32_t rank = 0; rank < options.ranks; ++rank) {
+    Rank& state = ranks_.emplace_back();
+    EngineOptions engine_options;
+    engine_options.threads = false;
+    engine_options.clock = &clock_;
+    engine_options.pump = [this] { StepAll(); };
+    state.engine = TransferEngine::Create(engine_options).value();
+    GroupOptions group_options;
+    group_options.name = "rank" + std::to_string(rank);
+    group_options.max_requests = 64;
+    group_options.domains.push_back(MakeDomain(rank));
+    state.group = state.engine->AddGroup(std::move(group_options)).value();
+    MoeConfig own = config;
+    own.layout.shape.rank = rank;
+    state.context = Context::Create(own, state.group, &state.executor).value();
+  }
+}
+
+MoeFabric::~MoeFabric() {
+  for (Rank& rank : ranks_) rank.executor.set_inline(true);
+  const auto close_all = [this] {
+    bool closed = true;
+    // A deadline that has passed: one look each, for nobody else steps the engines.
+    for (Rank& rank : ranks_) closed = (!rank.context || rank.context->Close(In(0))) && closed;
+    return closed;
+  };
+  EXPECT_TRUE(StepUntil(close_all, 100'000));
+  for (Rank& rank : ranks_) static_cast<void>(rank.engine->Close(In(1'000'000)));
+  for (Rank& rank : ranks_) rank.context.reset();
+}
+
+std::unique_ptr<Domain> MoeFabric::MakeDomain(int32_t rank) {
+  std::unique_ptr<Domain> domain;
+  if (options_.transport == Transport::kLocal) {
+    LocalDomainOptions local;
+    local.immediate_slots = 64;
+    local.message_slots = 16;
+    domain = CreateLocalDomain(local).value();
+  } else {
+    LoopbackDomain::Options loopback;
+    loopback.name = "nic" + std::to_string(rank);
+    loopback.delivery_probability = options_.delivery_probability;
+    auto made = std::make_unique<LoopbackDomain>(network_, loopback);
+    made->faults().again_probability = options_.again_probability;
+    ranks_[rank].nic = made.get();
+    domain = std::move(made);
+  }
+  return std::make_unique<PartlyMappedDomain>(std::move(domain), [this] { return MapsThisPeer(); });
+}
+
+bool MoeFabric::MapsThisPeer() {
+  return options_.mapping == Mapping::kAll || (options_.mapping == Mapping::kSome && Chance(0.5));
+}
+
+std::vector<Bytes> MoeFabric::Introductions() const {
+  std::vector<Bytes> introductions;
+  for (const Rank& rank : ranks_) introductions.push_back(rank.context->Introduction().value());
+  return introductions;
+}
+
+void MoeFabric::Connect() {
+  const std::vector<Bytes> introductions = Introductions();
+  for (Rank& rank : ranks_) {
+    const Status status = rank.context->Connect(introductions, In(1'000'000));
+    ASSERT_TRUE(status.has_value()) << status.error().message;
+  }
+  for (Rank& rank : ranks_) rank.executor.set_inline(options_.inline_executors);
+}
+
+void MoeFabric::StepAny() {
+  Rank& rank = ranks_[random_() % ranks_.size()];
+  if (Chance(0.5)) {
+    rank.engine->Step();
+  } else {
+    rank.executor.RunOne();
+  }
+  clock_.Advance(1);
+}
+
+void MoeFabric::StepAll(int rounds) {
+  for (int i = 0; i < rounds; ++i) {
+    for (Rank& rank : ranks_) {
+      rank.engine->Step();
+      rank.executor.RunOne();
+    }
+    clock_.Advance(1);
+  }
+}
+
+bool MoeFabric::StepUntil(const std::function<bool()>& done, int rounds) {
+  for (int i = 0; i < rounds; ++i) {
+    if (done()) return true;
+    StepAll();
+  }
+  return done();
+}
+
+}  // namespace jax_fabric::moe::testing

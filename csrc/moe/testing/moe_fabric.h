@@ -1,0 +1,112 @@
+// All ranks of an expert-parallel context in one thread: whole engines that are stepped on a virtual
+// clock. Everything random comes from one seed.
+#ifndef JAX_FABRIC_MOE_TESTING_MOE_FABRIC_H_
+#define JAX_FABRIC_MOE_TESTING_MOE_FABRIC_H_
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "csrc/base/executor.h"
+#include "csrc/engine/testing/loopback_domain.h"
+#include "csrc/engine/testing/virtual_clock.h"
+#include "csrc/engine/transfer_engine.h"
+#include "csrc/moe/context.h"
+
+namespace jax_fabric::moe::testing {
+
+// Runs its tasks when the test says so: a kernel thread that may be slow.
+class QueueExecutor final : public Executor {
+ public:
+  void Submit(Task* task) override {
+    if (inline_) return task->run(task->context);
+    tasks_.push_back(task);
+  }
+  void RunOne() {
+    if (tasks_.empty()) return;
+    Task* task = tasks_.front();
+    tasks_.pop_front();
+    task->run(task->context);
+  }
+  void set_inline(bool value) { inline_ = value; }
+
+ private:
+  bool inline_ = true;
+  std::deque<Task*> tasks_;
+};
+
+enum class Transport { kLoopback, kLocal };
+enum class Mapping { kNone, kSome, kAll };
+
+struct FabricOptions {
+  int32_t ranks = 2;
+  uint64_t seed = 1;
+  Transport transport = Transport::kLoopback;
+  Mapping mapping = Mapping::kNone;
+  double again_probability = 0;     // loopback: of each post
+  double delivery_probability = 1;  // loopback: of each write at each poll
+  bool inline_executors = true;     // else worker's calls wait in a QueueExecutor
+
+  std::string Describe() const;
+};
+
+// Small slots; capacity for anything; two experts a rank.
+MoeConfig SmallConfig(int32_t ranks, int32_t channels = 2);
+
+class MoeFabric {
+ public:
+  // `config` with the right rank for each of them.
+  MoeFabric(const FabricOptions& options, const MoeConfig& config);
+  // Closes what is open.
+  ~MoeFabric();
+
+  // All ranks; failures are test failures.
+  void Connect();
+  std::vector<Bytes> Introductions() const;
+
+  int32_t size() const { return options_.ranks; }
+  Context& context(int32_t rank) { return *ranks_[rank].context; }
+  Channel& channel(int32_t rank, int32_t index) { return *context(rank).channel(index); }
+  DomainGroup* group(int32_t rank) { return ranks_[rank].group; }
+  TransferEngine& engine(int32_t rank) { return *ranks_[rank].engine; }
+  // Null over the local domain.
+  jax_fabric::testing::LoopbackDomain* nic(int32_t rank) { return ranks_[rank].nic; }
+  void DestroyContext(int32_t rank) { ranks_[rank].context.reset(); }
+
+  std::mt19937_64& random() { return random_; }
+  bool Chance(double probability) { return std::bernoulli_distribution(probability)(random_); }
+  Deadline In(int64_t microseconds) const { return Deadline::After(clock_, microseconds); }
+  // A step of one engine or executor; 1 us goes by.
+  void StepAny();
+  // Every engine and executor `rounds` times; 1 us a round.
+  void StepAll(int rounds = 1);
+  // False: not within `rounds`.
+  bool StepUntil(const std::function<bool()>& done, int rounds = 20'000);
+  // Nothing happens, and time goes by.
+  void Sleep(int64_t microseconds) { clock_.Advance(microseconds); }
+
+ private:
+  struct Rank {
+    QueueExecutor executor;
+    std::unique_ptr<TransferEngine> engine;
+    DomainGroup* group = nullptr;
+    jax_fabric::testing::LoopbackDomain* nic = nullptr;
+    std::unique_ptr<Context> context;
+  };
+  std::unique_ptr<Domain> MakeDomain(int32_t rank);
+  bool MapsThisPeer();
+
+  const FabricOptions options_;
+  std::mt19937_64 random_;
+  jax_fabric::testing::VirtualClock clock_;
+  jax_fabric::testing::LoopbackNetwork network_;
+  std::deque<Rank> ranks_;
+};
+
+}  // namespace jax_fabric::moe::testing
+
+#endif  // JAX_FABRIC_MOE_TESTING_MOE_FABRIC_H_

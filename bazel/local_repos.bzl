@@ -114,13 +114,6 @@ _HEADERS = [
         source = _FMT_SOURCE,
     ),
     struct(
-        name = "atomic_queue",
-        entry = "atomic_queue",
-        probe = "atomic_queue/atomic_queue.h",
-        package = "libatomic-queue-dev",
-        defines = [],
-    ),
-    struct(
         name = "xxhash",
         entry = "xxhash.h",
         probe = "xxhash.h",

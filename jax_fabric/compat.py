@@ -23,7 +23,8 @@ def varying_axes(*values: jax.Array) -> frozenset[str]:
 def make_varying(*values: jax.Array) -> tuple[jax.Array, ...]:
     """The values, all varying over the union of their axes, as ``check_vma=True`` wants it.
 
-    Differentiable: the gradient of a value that was replicated is summed over the axes it was spread over.
+    Differentiable: the gradient of a value that was replicated is summed over the axes that it was
+    spread over.
     """
     union = varying_axes(*values)
     result = []
@@ -47,8 +48,9 @@ def jaxlib_needs_thread_pool_reserve() -> bool:
     return tuple(int(part) for part in jaxlib.__version__.split(".")[:2]) < (0, 12)
 
 
-# A call of the fabric is a primitive of its own, not an ffi_call, because its lowering adds the module's channel id: a
-# number that is different for all calls of a module and equal in all processes, as XLA's own collectives use it.
+# A call of the fabric is a primitive of its own, not an ffi_call, because its lowering adds the
+# module's channel id: a number that is different for all calls of a module and equal in all
+# processes, as XLA's own collectives use it.
 def _call_abstract_eval(
     *operands: Any, target: str, results: tuple[tuple[tuple[int, ...], Any], ...], attributes: Any
 ) -> tuple[Any, ...]:

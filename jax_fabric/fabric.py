@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
+import collections
+import functools
+import hashlib
 import itertools
 import os
+import time
 import types
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -16,15 +22,22 @@ from jax_fabric.bootstrap import Bootstrap, JaxDistributedBootstrap, LocalBootst
 if TYPE_CHECKING:
     from jax_fabric.moe.config import ExpertParallelConfig
 
-# Numbers the fabrics of this process; all processes make the same ones in the same order.
-_fabric_numbers = itertools.count()
+# How many fabrics this process has made over each set of devices. Processes that share the set made
+# as many; processes that do not share it are not concerned.
+_fabric_counts: collections.Counter[str] = collections.Counter()
 
 
 class Fabric:
     """Connects the devices of a mesh, one engine a process.
 
-    Use it as a context manager, or call ``close()``. Every process of the mesh makes the same fabrics
-    in the same order.
+    Use it as a context manager, or call ``close()``. Every process of the mesh makes the same
+    fabrics over it in the same order.
+
+    Call ``jax.block_until_ready`` on results before you leave the ``with`` block: what is in flight
+    when the fabric closes is cancelled, here and on the ranks that wait for it. Leaving the block
+    without an exception waits, up to ``timeout_s``, for the arrays that still live on the mesh's
+    devices, so that results that somebody holds are not lost; programs whose results were dropped
+    are not waited for. ``close()`` and an exception wait for nothing.
     """
 
     def __init__(
@@ -64,16 +77,21 @@ class Fabric:
         self.mesh = mesh
         self.timeout_s = timeout_s
         self._processes = sorted({device.process_index for device in mesh.devices.flat})
-        self._number = next(_fabric_numbers)
+        self._name = _next_name(mesh)
         self._contexts = itertools.count()
         self._bootstrap = bootstrap or _default_bootstrap(mesh)
         self._closed = False
         primitives.register_targets()
         self._engine = _core.Engine(worker_threads=worker_threads or 0)
         self._groups = {
-            device.id: self._engine.add_local_group(f"process {device.process_index} device {device.id}")
+            device.id: self._engine.add_local_group(
+                f"process {device.process_index} device {device.id}"
+            )
             for device in self._local_devices
         }
+        # Before JAX takes its backends down, which waits for programs that may wait for other ranks.
+        self._close_at_exit = functools.partial(_close, weakref.ref(self))
+        atexit.register(self._close_at_exit)
 
     def __enter__(self) -> Fabric:
         """The fabric itself."""
@@ -85,18 +103,39 @@ class Fabric:
         error: BaseException | None,
         trace: types.TracebackType | None,
     ) -> None:
-        """Closes; raises what ``check`` finds if nothing else was raised."""
+        """Closes; if nothing was raised, waits for results first and raises what ``check`` finds."""
         try:
-            if kind is None:
+            if kind is None and not self._closed:
+                self._wait_for_results()
                 self.check()
         finally:
             self.close()
+
+    def _wait_for_results(self) -> None:
+        """Until no living array on the local devices is being computed, ``timeout_s`` at most."""
+        local_devices = set(self._local_devices)
+        arrays = [
+            array
+            for array in jax.live_arrays(self._local_devices[0].platform)
+            if not array.is_deleted() and not local_devices.isdisjoint(array.devices())
+        ]
+        deadline = time.monotonic() + self.timeout_s
+        pause_s = 1e-4
+        # Polled: it must not raise what some unrelated array has, nor hang with it.
+        while arrays and time.monotonic() < deadline:
+            array = arrays[-1]
+            if array.is_deleted() or array.is_ready():
+                arrays.pop()
+                continue
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 0.01)
 
     def check(self) -> None:
         """Raises the first error of any context.
 
         Raises:
-          RuntimeError: names operation, rank and peer. What was computed since is not to be trusted.
+          RuntimeError: names operation, rank and peer. What was computed since is not to be
+            trusted.
         """
         error = self._engine.first_error()
         if error is not None:
@@ -110,6 +149,7 @@ class Fabric:
         if self._closed:
             return
         self._closed = True
+        atexit.unregister(self._close_at_exit)
         self._engine.close(timeout_us=int(min(self.timeout_s, 10.0) * 1e6))
 
     def open_moe_context(self, config: ExpertParallelConfig, axis_name: str) -> int:
@@ -124,7 +164,7 @@ class Fabric:
         """
         if self._closed:
             raise RuntimeError("this fabric was closed; make a new one")
-        name = f"jax_fabric/{self._number}/{next(self._contexts)}"
+        name = f"{self._name}/{next(self._contexts)}"
         handle = self._agree_on_handle(name)
         slices = _slices(self.mesh, axis_name)
         local = []
@@ -171,6 +211,21 @@ class Fabric:
             self._bootstrap.fetch(f"{name}/connected/{process}", self.timeout_s)
 
 
+def _close(fabric: weakref.ref[Fabric]) -> None:
+    """Closes a fabric that nobody has closed by the end of the program."""
+    if (found := fabric()) is not None:
+        found.close()
+
+
+def _next_name(mesh: jax.sharding.Mesh) -> str:
+    """A name for a new fabric, equal in all processes of the mesh."""
+    ids = ",".join(str(each) for each in sorted(device.id for device in mesh.devices.flat))
+    devices = hashlib.sha256(ids.encode()).hexdigest()[:16]
+    number = _fabric_counts[devices]
+    _fabric_counts[devices] += 1
+    return f"jax_fabric/{devices}/{number}"
+
+
 def _slices(mesh: jax.sharding.Mesh, axis_name: str) -> list[list[Any]]:
     """Devices along the axis, one list for each position on the other axes."""
     axis = mesh.axis_names.index(axis_name)
@@ -192,7 +247,9 @@ def _default_bootstrap(mesh: jax.sharding.Mesh) -> Bootstrap:
 
 
 def _check_thread_pool(local_devices: int) -> None:
-    """XLA:CPU before jaxlib 0.12 can run out of threads when several devices wait for each other."""
+    """XLA:CPU before jaxlib 0.12 can run out of threads when several devices wait for each
+    other.
+    """
     if local_devices == 1 or not compat.jaxlib_needs_thread_pool_reserve():
         return
     needed = 4 * local_devices

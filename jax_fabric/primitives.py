@@ -1,7 +1,7 @@
 """Custom calls as JAX functions: the one place that talks to ``jax.ffi``.
 
-Every call is an ordinary operation without side effects: an ``int32[1]`` token among its operands and
-results is what orders it, and what keeps it alive.
+Every call is an ordinary operation without side effects: an ``int32[1]`` token among its operands
+and results is what orders it, and what keeps it alive.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def call(
         (name, value if isinstance(value, bool) else np.int64(value))
         for name, value in sorted(attributes.items())
     )
-    # XLA may clone a call whose operand is a slice or whose result feeds an update; the barriers forbid it.
+    # XLA may clone a call whose operand is a slice or whose result feeds an update; the barriers
+    # forbid it.
     operands = lax.optimization_barrier(tuple(operands))
     out = compat.fabric_call_p.bind(*operands, target=target, results=types, attributes=values)
     return tuple(lax.optimization_barrier(tuple(out)))

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from absl.testing import absltest, parameterized
-from moe_testing import Case, by_rank, context, flat, on_ranks, run
+from moe_testing import Case, by_rank, context, run
 
 from jax_fabric.testing import oracle, routing
 
@@ -51,7 +51,9 @@ def check_round_trip(case: Case, **options) -> None:
 
 
 class ForwardTest(parameterized.TestCase):
-    @parameterized.parameters(*((kind, dtype) for kind in KINDS for dtype in ("float32", "bfloat16")))
+    @parameterized.parameters(
+        *((kind, dtype) for kind in KINDS for dtype in ("float32", "bfloat16"))
+    )
     def test_routings(self, kind, dtype):
         check_round_trip(Case(ranks=4, routing=kind, dtype=jnp.dtype(dtype), experts=8, top_k=3))
 
@@ -148,10 +150,11 @@ class DropTest(absltest.TestCase):
         case = Case(ranks=2, tokens=8, experts=4, top_k=2, routing="first_expert")
         x, experts, weights = case.inputs()
         # The fabric's own check raises on leaving the block as well.
-        with pytest.raises((jax.errors.JaxRuntimeError, RuntimeError), match="capacity=5 rows"):
-            with context(case, capacity=5) as (mesh, moe):
-                f = on_ranks(lambda *a: moe.dispatch(*a).tokens, mesh, 3)
-                jax.block_until_ready(f(*(flat(each, mesh) for each in (x, experts, weights))))
+        with (
+            pytest.raises((jax.errors.JaxRuntimeError, RuntimeError), match="capacity=5 rows"),
+            context(case, capacity=5) as (mesh, moe),
+        ):
+            run(lambda *operands: moe.dispatch(*operands).tokens, mesh, x, experts, weights)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,9 @@ class GradientTest(parameterized.TestCase):
 
     def oracle_layer(self, case, x, experts, weights):
         r = oracle.dispatch(x, experts, weights, num_experts=case.experts)
-        return oracle.combine(row_function(r.tokens) * r.weights[..., None], r, tokens=case.tokens, weighted=False)
+        return oracle.combine(
+            row_function(r.tokens) * r.weights[..., None], r, tokens=case.tokens, weighted=False
+        )
 
     def check(self, case, function, oracle_function, *, check_vma=False, repeats=3, **options):
         """Gradients in x and weights of <f(x, weights), c>, several times."""
@@ -60,7 +62,9 @@ class GradientTest(parameterized.TestCase):
     @parameterized.parameters(*((kind, vma) for kind in KINDS for vma in (False, True)))
     def test_layer(self, kind, check_vma):
         case = Case(routing=kind, top_k=3)
-        self.check(case, self.layer, functools.partial(self.oracle_layer, case), check_vma=check_vma)
+        self.check(
+            case, self.layer, functools.partial(self.oracle_layer, case), check_vma=check_vma
+        )
 
     def test_weights_applied_by_the_user(self):
         case = Case(top_k=3)
@@ -134,7 +138,9 @@ class GradientTest(parameterized.TestCase):
                     check_vma=True,
                 )
             )
-            got = np.asarray(f(jnp.float32(1.5), *(flat(each, mesh) for each in (x, experts, weights))))
+            got = np.asarray(
+                f(jnp.float32(1.5), *(flat(each, mesh) for each in (x, experts, weights)))
+            )
         np.testing.assert_allclose(got, want, rtol=1e-4)
 
     def test_policy_sends_nothing_again(self):
@@ -162,7 +168,8 @@ class GradientTest(parameterized.TestCase):
                 before = int(np.asarray(probe(*operands))[0])
                 jax.block_until_ready(f(*operands))
                 counts[name] = int(np.asarray(probe(*operands))[0]) - before - 1
-        # Three layers of two exchanges, forward and backward; plain remat sends the forward ones again.
+        # Three layers of two exchanges, forward and backward; plain remat sends the forward ones
+        # again.
         self.assertEqual(counts, {"plain": 18, "policy": 12})
 
 

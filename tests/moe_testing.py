@@ -46,7 +46,9 @@ class Case:
 
 
 @contextlib.contextmanager
-def context(case: Case, **options: Any) -> Iterator[tuple[jax.sharding.Mesh, jf.moe.ExpertParallel]]:
+def context(
+    case: Case, **options: Any
+) -> Iterator[tuple[jax.sharding.Mesh, jf.moe.ExpertParallel]]:
     """A fabric over the first devices, and an expert-parallel context on it."""
     mesh = jax.make_mesh((case.ranks,), ("ep",), devices=jax.devices()[: case.ranks])
     with jf.Fabric(mesh, timeout_s=options.pop("timeout_s", 60.0)) as fabric:
@@ -67,7 +69,9 @@ def flat(value: jax.Array, mesh: jax.sharding.Mesh) -> jax.Array:
     return jax.device_put(value, NamedSharding(mesh, P("ep")))
 
 
-def on_ranks(function: Any, mesh: jax.sharding.Mesh, arguments: int, *, check_vma: bool = False) -> Any:
+def on_ranks(
+    function: Any, mesh: jax.sharding.Mesh, arguments: int, *, check_vma: bool = False
+) -> Any:
     """Jitted shard_map in which every operand and result is split over the ranks."""
     mapped = jax.shard_map(
         function, mesh=mesh, in_specs=(P("ep"),) * arguments, out_specs=P("ep"), check_vma=check_vma
@@ -82,6 +86,7 @@ def by_rank(value: jax.Array, ranks: int) -> np.ndarray:
 
 
 def run(function: Any, mesh: jax.sharding.Mesh, *operands: jax.Array) -> Any:
-    """Runs it on the ranks' parts [N, T, ...] and waits: what runs when a fabric closes is cancelled."""
+    """Runs it on the ranks' parts [N, T, ...] and waits: what runs when a fabric closes is
+    cancelled."""
     out = on_ranks(function, mesh, len(operands))(*(flat(each, mesh) for each in operands))
     return jax.block_until_ready(out)

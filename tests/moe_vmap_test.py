@@ -128,9 +128,11 @@ class VmapTest(parameterized.TestCase):
 
     def test_too_many_rows_together(self):
         x, experts, weights = batch_inputs()
-        with context(CASE) as (mesh, moe):
-            with self.assertRaisesRegex(ValueError, "3 elements under vmap have 15 rows.*max_tokens=5"):
-                self.batched(jax.vmap(functools.partial(layer, moe)))(mesh, x, experts, weights)
+        with (
+            context(CASE) as (mesh, moe),
+            self.assertRaisesRegex(ValueError, "3 elements under vmap have 15 rows.*max_tokens=5"),
+        ):
+            self.batched(jax.vmap(functools.partial(layer, moe)))(mesh, x, experts, weights)
 
 
 if __name__ == "__main__":

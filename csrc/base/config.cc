@@ -69,7 +69,6 @@ constexpr Variable kVariables[] = {
     {"IDLE", "adaptive, spin or sleep", ParseIdle},
     {"WORKERS", "0 to 1024 (threads; 0: chosen by the engine)", ParseInteger<&Config::workers, 0, 1024>},
     {"LOG", "debug, info, warning, error or off", ParseLog},
-    {"CLOSE_TIMEOUT_MS", "1 to 3600000 (milliseconds)", ParseInteger<&Config::close_timeout_ms, 1, 3'600'000>},
 };
 
 std::string AcceptedNames() {

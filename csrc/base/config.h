@@ -20,7 +20,6 @@ struct Config {
   Idle idle = Idle::kAdaptive;           // JAX_FABRIC_IDLE
   uint32_t workers = 0;                  // JAX_FABRIC_WORKERS: threads; 0: chosen by the engine
   LogLevel log = LogLevel::kWarning;     // JAX_FABRIC_LOG
-  int64_t close_timeout_ms = 5000;       // JAX_FABRIC_CLOSE_TIMEOUT_MS
 };
 
 // `environment`: "NAME=value" entries; others than JAX_FABRIC_* are skipped. Names in `others` belong to somebody else

@@ -19,15 +19,13 @@ TEST(Config, DefaultsWithoutVariables) {
 
 TEST(Config, ReadsEveryVariable) {
   const Config config = ParseConfig(Environment{"JAX_FABRIC_SPIN_US=0", "JAX_FABRIC_YIELD_US=7", "JAX_FABRIC_IDLE=spin",
-                                                "JAX_FABRIC_WORKERS=3", "JAX_FABRIC_LOG=debug",
-                                                "JAX_FABRIC_CLOSE_TIMEOUT_MS=20"})
+                                                "JAX_FABRIC_WORKERS=3", "JAX_FABRIC_LOG=debug"})
                             .value();
   EXPECT_EQ(config.spin_us, 0);
   EXPECT_EQ(config.yield_us, 7);
   EXPECT_EQ(config.idle, Config::Idle::kSpin);
   EXPECT_EQ(config.workers, 3u);
   EXPECT_EQ(config.log, LogLevel::kDebug);
-  EXPECT_EQ(config.close_timeout_ms, 20);
 }
 
 TEST(Config, UnknownNamesListTheKnownOnes) {

@@ -1,17 +1,33 @@
 #include "csrc/ffi/local_engine.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 
+#include "csrc/base/config.h"
+#include "csrc/base/log.h"
 #include "csrc/engine/domains/local/local_domain.h"
 #include "csrc/ffi/context_table.h"
 
 namespace jax_fabric::ffi_layer {
+namespace {
+
+// They steer the build and the tests (docs/building.md); one that is still set is not a mistake.
+const std::string kBuildVariables[] = {
+    "JAX_FABRIC_BAZEL_ARGS", "JAX_FABRIC_CUDA",     "JAX_FABRIC_INCLUDE_PATH",   "JAX_FABRIC_JAXLIB",
+    "JAX_FABRIC_NANOBIND",   "JAX_FABRIC_PYTHON_INCLUDE", "JAX_FABRIC_RDMA", "JAX_FABRIC_SOAK",
+};
+
+}  // namespace
 
 Result<std::unique_ptr<LocalEngine>> LocalEngine::Create(int worker_threads) {
+  JF_ASSIGN_OR_RETURN(const Config config, LoadConfig(kBuildVariables));
+  SetLogLevel(config.log);
+  EngineOptions options = EngineOptionsFrom(config);
+  if (worker_threads > 0) options.workers = static_cast<uint32_t>(worker_threads);
+  JF_ASSIGN_OR_RETURN(std::unique_ptr<TransferEngine> engine, TransferEngine::Create(options));
   std::unique_ptr<LocalEngine> local(new LocalEngine);
-  EngineOptions options;
-  options.workers = static_cast<uint32_t>(worker_threads);
-  JF_ASSIGN_OR_RETURN(local->engine_, TransferEngine::Create(options));
+  local->engine_ = std::move(engine);
   return local;
 }
 
@@ -20,6 +36,7 @@ LocalEngine::~LocalEngine() { Close(1'000'000); }
 Result<size_t> LocalEngine::AddLocalGroup(const std::string& name) {
   LocalDomainOptions domain_options;
   domain_options.name = name;
+  domain_options.log = [](const std::string& line) { Log(LogLevel::kInfo, "{}", line); };
   JF_ASSIGN_OR_RETURN(std::unique_ptr<Domain> domain, CreateLocalDomain(domain_options));
   GroupOptions options;
   options.name = name;
@@ -54,29 +71,35 @@ const Error* LocalEngine::FirstError() const {
 bool LocalEngine::Close(int64_t timeout_us) {
   if (closed_) return true;
   closed_ = true;
+  if (getpid() != process_) {
+    // A forked child. The threads are the parent's, and so are the peers: there is nothing to end, and nobody to wait for.
+    Abandon();
+    return true;
+  }
   const Deadline deadline = Deadline::After(SteadyClock::Get(), timeout_us);
   for (const int64_t handle : handles_) ContextTable::Get().Close(handle);
   for (const auto& context : contexts_) context->Close(deadline);
   bool quiet = engine_->Close(deadline).has_value();
-
   for (const auto& context : contexts_) quiet = context->Close(deadline) && quiet;
   for (Device& device : devices_) {
     const int64_t left_us = std::max<int64_t>(0, (deadline.at_ns - SteadyClock::Get().NowNs()) / 1000);
     quiet = device.kernels->Stop(left_us).has_value() && quiet;
     quiet = device.completions->Stop(left_us).has_value() && quiet;
   }
-  if (!quiet) {
-    // Something still runs in there (a user's program that a completion started, say): leaking is the only safe end.
-    for (auto& context : contexts_) (void)context.release();
-    for (Device& device : devices_) {
-      (void)device.kernels.release();
-      (void)device.completions.release();
-    }
-    (void)engine_.release();
-  }
+  // Something still runs in there (a user's program that a completion started, say): leaking is the only safe end.
+  if (!quiet) Abandon();
   contexts_.clear();
   engine_.reset();
   return quiet;
+}
+
+void LocalEngine::Abandon() {
+  for (auto& context : contexts_) (void)context.release();
+  for (Device& device : devices_) {
+    (void)device.kernels.release();
+    (void)device.completions.release();
+  }
+  (void)engine_.release();
 }
 
 }  // namespace jax_fabric::ffi_layer

@@ -3,6 +3,8 @@
 #ifndef JAX_FABRIC_FFI_LOCAL_ENGINE_H_
 #define JAX_FABRIC_FFI_LOCAL_ENGINE_H_
 
+#include <unistd.h>
+
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -26,7 +28,7 @@ class LocalEngine {
     std::unique_ptr<SerialExecutor> completions;
   };
 
-  // worker_threads 0: by the number of cores.
+  // worker_threads 0: as JAX_FABRIC_WORKERS says, by default by the number of cores.
   static Result<std::unique_ptr<LocalEngine>> Create(int worker_threads);
   ~LocalEngine();
 
@@ -40,11 +42,15 @@ class LocalEngine {
   const Error* FirstError() const;
 
   // Local, bounded, idempotent. False: something of the engine was still busy at the deadline and is left behind.
+  // In a forked child it does nothing.
   bool Close(int64_t timeout_us);
 
  private:
-  LocalEngine() = default;
+  LocalEngine() : process_(getpid()) {}
+  // Leaves everything where it is, for ever.
+  void Abandon();
 
+  const pid_t process_;
   std::unique_ptr<TransferEngine> engine_;
   std::vector<Device> devices_;
   std::vector<int64_t> handles_;

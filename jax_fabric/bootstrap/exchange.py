@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import abc
+import time
 from typing import Any
+
+_PART_S = 0.2
 
 
 class Bootstrap(abc.ABC):
@@ -54,12 +57,18 @@ class JaxDistributedBootstrap(Bootstrap):
 
     def fetch(self, key: str, timeout_s: float) -> bytes:
         """See Bootstrap."""
-        try:
-            return self._client.blocking_key_value_get_bytes(key, max(1, int(timeout_s * 1000)))
-        except Exception as error:
-            if "DEADLINE_EXCEEDED" in str(error):
+        deadline = time.monotonic() + timeout_s
+        while True:
+            # In small parts: Python notices Ctrl-C between them only.
+            part_s = min(_PART_S, max(0.001, deadline - time.monotonic()))
+            try:
+                return self._client.blocking_key_value_get_bytes(key, round(part_s * 1000))
+            except Exception as error:
+                if "DEADLINE_EXCEEDED" not in str(error):
+                    raise
+                if time.monotonic() < deadline:
+                    continue
                 raise TimeoutError(
                     f"bootstrap: {key!r} was not published within {timeout_s} s: is that process "
                     f"alive, and does it make the same fabrics and contexts in the same order?"
                 ) from error
-            raise

@@ -19,8 +19,8 @@ class ExpertParallelConfig:
 
     Attributes:
       num_ranks: N, size of the mesh axis.
-      num_experts: E over all ranks. Expert e lives on rank ``e // experts_per_rank``; the last ranks
-        may have fewer.
+      num_experts: E over all ranks. Expert e lives on rank ``e // experts_per_rank``; the last
+        ranks may have fewer.
       top_k: K, experts a token.
       max_tokens: T, rows of x a call on each rank at most.
       hidden: H, elements a row.
@@ -73,7 +73,7 @@ class ExpertParallelConfig:
         capacity = most if self.capacity is None else self.capacity
         if not 1 <= capacity < 2**31:
             raise ValueError(
-                f"capacity={capacity}: must be in [1, 2**31); {most} rows are the most that can come"
+                f"capacity={capacity}: must be in [1, 2**31); at most {most} rows can come"
             )
         object.__setattr__(self, "capacity", int(capacity))
 

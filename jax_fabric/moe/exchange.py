@@ -3,9 +3,10 @@
 dispatch and combine, and what their gradients send, move rows along the same routes:
 
   dispatch          copies x's rows to every local expert's row;
-  dispatch back     its transpose: sums per token, with one float per (token, choice) for the weights;
-  combine           sums expert rows per token, weighted or not;
-  redispatch        combine's transpose: rows along known routes, times the weight, and the dot product
+  dispatch back     its transpose: sums per token, with one float per (token, choice) for the
+  weights; combine           sums expert rows per token, weighted or not;
+  redispatch        combine's transpose: rows along known routes, times the weight, and the dot
+  product
                     with y for the weights.
 """
 
@@ -69,7 +70,9 @@ def _unfolded(value: jax.Array, batch: int) -> jax.Array:
     return value.reshape(batch, -1, *value.shape[1:])
 
 
-def _all_batched(batch: int, batched: Sequence[bool], values: Sequence[jax.Array]) -> list[jax.Array]:
+def _all_batched(
+    batch: int, batched: Sequence[bool], values: Sequence[jax.Array]
+) -> list[jax.Array]:
     return [
         value if is_batched else jnp.broadcast_to(value[None], (batch, *value.shape))
         for is_batched, value in zip(batched, values, strict=True)
@@ -80,12 +83,18 @@ def _all_batched(batch: int, batched: Sequence[bool], values: Sequence[jax.Array
 
 
 def _dispatch_rows(
-    site: Site, elements: int, x: jax.Array, weights: jax.Array, experts: jax.Array, after: jax.Array
+    site: Site,
+    elements: int,
+    x: jax.Array,
+    weights: jax.Array,
+    experts: jax.Array,
+    after: jax.Array,
 ) -> tuple[jax.Array, ...]:
     """One exchange for a batch of ``elements``; under vmap the batch grows.
 
-    x is [elements * T, H] and so are the others; of the results, tokens and weights have ``capacity``
-    rows an element, group_sizes ``experts_per_rank``, dropped one. positions and rows belong to all.
+    x is [elements * T, H] and so are the others; of the results, tokens and weights have
+    ``capacity`` rows an element, group_sizes ``experts_per_rank``, dropped one. positions and rows
+    belong to all.
     """
     config = site.config
     if x.shape[0] > config.max_tokens:
@@ -222,8 +231,8 @@ def _vmap_on_routes(
 ) -> Any:
     """One exchange for a batch whose dispatch was one exchange; else one exchange an element.
 
-    operands[routes_at:] are index, slot, positions, rows and after. index says which: a dispatch under
-    the same vmap has one for each element, and positions and rows for all of them.
+    operands[routes_at:] are index, slot, positions, rows and after. index says which: a dispatch
+    under the same vmap has one for each element, and positions and rows for all of them.
     """
     index, positions, rows, after = routes_at, routes_at + 2, routes_at + 3, routes_at + 4
     if batched[index] and not batched[positions] and not batched[rows]:
@@ -263,9 +272,7 @@ def combine(
     Returns:
       [T, H] of y's dtype.
     """
-    out, _ = _combine_rows(
-        site, False, y, row_weights if weighted else None, None, routes, token
-    )
+    out, _ = _combine_rows(site, False, y, row_weights if weighted else None, None, routes, token)
     return _named(COMBINE_NAME, (out,))[0]
 
 

@@ -16,7 +16,7 @@ from jax_fabric.moe.routes import Dispatched, Routes
 
 
 def save_exchanges() -> Any:
-    """Policy for ``jax.checkpoint`` that saves what exchanges returned, so that remat sends nothing again."""
+    """Returns a ``jax.checkpoint`` policy that saves results of exchanges: none is sent again."""
     return jax.checkpoint_policies.save_only_these_names(
         exchange.DISPATCH_NAME, exchange.COMBINE_NAME
     )
@@ -25,8 +25,8 @@ def save_exchanges() -> Any:
 class ExpertParallel:
     """An expert-parallel context over one axis of the fabric's mesh.
 
-    Its memory is allocated here and given back when the fabric closes. Making one is collective: all
-    processes make the same contexts in the same order.
+    Its memory is allocated here and given back when the fabric closes. Making one is collective:
+    all processes make the same contexts in the same order.
     """
 
     def __init__(
@@ -49,8 +49,8 @@ class ExpertParallel:
 
         Args:
           fabric: an open fabric.
-          axis_name: axis of the fabric's mesh over which experts are spread. Each slice of the other
-            axes is a group of its own.
+          axis_name: axis of the fabric's mesh over which experts are spread. Each slice of the
+            other axes is a group of its own.
           num_experts: see ``ExpertParallelConfig``, like the following.
           top_k: experts a token.
           max_tokens: rows of x a call at most.
@@ -68,7 +68,8 @@ class ExpertParallel:
         """
         if axis_name not in fabric.mesh.axis_names:
             raise ValueError(
-                f"axis_name={axis_name!r}: the fabric's mesh has axes {tuple(fabric.mesh.axis_names)}"
+                f"axis_name={axis_name!r}: the fabric's mesh has axes "
+                f"{tuple(fabric.mesh.axis_names)}"
             )
         self.config = ExpertParallelConfig(
             num_ranks=fabric.mesh.shape[axis_name],
@@ -119,8 +120,8 @@ class ExpertParallel:
 
         Args:
           x: [T, H] of the context's dtype, T at most ``max_tokens``.
-          experts: integer[T, K]; ids outside [0, E) are not routed. An expert named twice by a token
-            gets one row with the summed weight.
+          experts: integer[T, K]; ids outside [0, E) are not routed. An expert named twice by a
+            token gets one row with the summed weight.
           weights: floating[T, K].
           channel: calls in flight at once go faster over different channels.
           after: ``Dispatched.token`` of a call that must go first, where no data says so.
@@ -131,7 +132,8 @@ class ExpertParallel:
 
         Raises:
           ValueError: at trace time: a shape, dtype or channel does not fit.
-          jax.errors.JaxRuntimeError: at run time: a rank did not come in time, or there were more rows
+          jax.errors.JaxRuntimeError: at run time: a rank did not come in time, or there were more
+            rows
             than ``capacity``.
         """
         self._check_dispatch(x, experts, weights, channel)
@@ -211,13 +213,13 @@ class ExpertParallel:
             size = lax.axis_size(self.axis_name)
         except NameError:
             raise ValueError(
-                f"{call}: axis {self.axis_name!r} is not bound here: call it inside of jax.shard_map "
-                f"over the fabric's mesh"
+                f"{call}: axis {self.axis_name!r} is not bound here: call it inside of "
+                f"jax.shard_map over the fabric's mesh"
             ) from None
         if size != self.config.num_ranks:
             raise ValueError(
-                f"{call}: axis {self.axis_name!r} has size {size} here and {self.config.num_ranks} in "
-                f"the fabric's mesh: use that mesh"
+                f"{call}: axis {self.axis_name!r} has size {size} here and "
+                f"{self.config.num_ranks} in the fabric's mesh: use that mesh"
             )
 
     def _check_dispatch(

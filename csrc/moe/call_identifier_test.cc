@@ -1,0 +1,103 @@
+#include "csrc/moe/call_identifier.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <random>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace jax_fabric::moe {
+namespace {
+
+uint64_t Get(CallIdentifier& identifier, const CallSite& site, int64_t run) {
+  const Result<uint64_t> identity = identifier.Identify(site, run);
+  EXPECT_TRUE(identity.has_value()) << identity.error().message;
+  return identity.value_or(0);
+}
+
+TEST(CallIdentifier, EveryExecutionIsAnotherCall) {
+  for (const bool one_process : {false, true}) {
+    CallIdentifier identifier(one_process);
+    std::set<uint64_t> seen;
+    for (int64_t run = 1; run <= 10; ++run) {
+      for (uint64_t serial = 1; serial <= 4; ++serial) {
+        for (int loop = 0; loop < 5; ++loop) seen.insert(Get(identifier, {serial, serial * 11}, run));
+      }
+    }
+    EXPECT_EQ(seen.size(), 10u * 4 * 5);
+  }
+}
+
+// Independent sites in any order, several runs, executions of one site in a loop: equal on all ranks.
+TEST(CallIdentifier, EqualOnAllRanksInAnyOrder) {
+  for (uint64_t seed = 0; seed < 100; ++seed) {
+    std::mt19937_64 random(seed);
+    std::map<std::pair<uint64_t, int64_t>, std::vector<uint64_t>> expected;
+    for (int rank = 0; rank < 4; ++rank) {
+      CallIdentifier identifier(true);
+      std::map<std::pair<uint64_t, int64_t>, std::vector<uint64_t>> seen;
+      for (int64_t run = 1; run <= 3; ++run) {
+        std::vector<uint64_t> calls;
+        for (uint64_t serial = 1; serial <= 6; ++serial) calls.insert(calls.end(), serial, serial);
+        std::shuffle(calls.begin(), calls.end(), random);
+        // Some sites share a key.
+        for (const uint64_t serial : calls) {
+          seen[{serial, run}].push_back(Get(identifier, {serial, serial / 2}, run));
+        }
+      }
+      if (rank == 0) expected = seen;
+      EXPECT_EQ(seen, expected) << seed;
+    }
+  }
+}
+
+// Several processes have other serials; the program's order among sites of one key makes up for it.
+TEST(CallIdentifier, OtherProcessesHaveOtherSerials) {
+  CallIdentifier first(false), second(false);
+  for (int64_t run = 1; run <= 3; ++run) {
+    for (uint64_t site = 1; site <= 5; ++site) {
+      for (int loop = 0; loop < 2; ++loop) {
+        EXPECT_EQ(Get(first, {site, 77}, run), Get(second, {1000 + 3 * site, 77}, run));
+      }
+    }
+  }
+}
+
+TEST(CallIdentifier, SitesOfOtherKeysStartInAnyOrder) {
+  CallIdentifier first(false), second(false);
+  const uint64_t a = Get(first, {1, 50}, 1), b = Get(first, {2, 60}, 1);
+  EXPECT_EQ(Get(second, {8, 60}, 1), b);
+  EXPECT_EQ(Get(second, {7, 50}, 1), a);
+}
+
+TEST(CallIdentifier, RefusesToGuess) {
+  CallIdentifier identifier(false);
+  Get(identifier, {5, 50}, 1);
+  Get(identifier, {6, 50}, 1);
+  const Result<uint64_t> wrong = identifier.Identify({4, 50}, 1);
+  ASSERT_FALSE(wrong.has_value());
+  EXPECT_EQ(wrong.error().code, ErrorCode::kFailedPrecondition);
+  EXPECT_NE(wrong.error().message.find("after="), std::string::npos);
+  // Of one process there is nothing to guess.
+  CallIdentifier one_process(true);
+  Get(one_process, {5, 50}, 1);
+  Get(one_process, {4, 50}, 1);
+}
+
+// The order is that of one run: the next one starts again.
+TEST(CallIdentifier, OrderBeginsAnewWithEveryRun) {
+  CallIdentifier identifier(false);
+  std::set<uint64_t> seen;
+  for (int64_t run = 1; run <= 3; ++run) {
+    for (uint64_t serial = 1; serial <= 3; ++serial) seen.insert(Get(identifier, {serial, 50}, run));
+  }
+  EXPECT_EQ(seen.size(), 9u);
+}
+
+}  // namespace
+}  // namespace jax_fabric::moe

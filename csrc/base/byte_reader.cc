@@ -59,8 +59,7 @@ Status ByteReader::End(std::string_view what) const {
   return MakeError(ErrorCode::kDataLoss, "{} has {} bytes too many", what, remaining());
 }
 
-Result<Frame> OpenFrame(uint32_t magic, uint16_t max_version, std::span<const std::byte> bytes,
-                        std::string_view what) {
+Result<Frame> OpenFrame(uint32_t magic, uint16_t max_version, std::span<const std::byte> bytes, std::string_view what) {
   if (bytes.empty()) return MakeError(ErrorCode::kDataLoss, "{} is empty", what);
   if (bytes.size() < kFrameOverhead) {
     return MakeError(ErrorCode::kDataLoss, "{} is truncated: {} bytes, the frame alone has {}", what, bytes.size(),

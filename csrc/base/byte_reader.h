@@ -47,8 +47,7 @@ struct Frame {
 
 // Opens what SealFrame made. Refuses bytes that are empty, truncated, too long, of another kind, damaged, or of a
 // version above `max_version`. `what` names the blob in errors: "peer address", "memory descriptor".
-Result<Frame> OpenFrame(uint32_t magic, uint16_t max_version, std::span<const std::byte> bytes,
-                        std::string_view what);
+Result<Frame> OpenFrame(uint32_t magic, uint16_t max_version, std::span<const std::byte> bytes, std::string_view what);
 
 }  // namespace jax_fabric
 

@@ -17,8 +17,7 @@ class Clock {
 class SteadyClock final : public Clock {
  public:
   int64_t NowNs() const override {
-    return std::chrono::duration_cast<std::chrono::nanoseconds>(
-               std::chrono::steady_clock::now().time_since_epoch())
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
         .count();
   }
   static const SteadyClock& Get() {
@@ -31,9 +30,7 @@ class SteadyClock final : public Clock {
 struct Deadline {
   int64_t at_ns = 0;
 
-  static Deadline After(const Clock& clock, int64_t timeout_us) {
-    return Deadline{clock.NowNs() + timeout_us * 1000};
-  }
+  static Deadline After(const Clock& clock, int64_t timeout_us) { return Deadline{clock.NowNs() + timeout_us * 1000}; }
   bool Passed(const Clock& clock) const { return clock.NowNs() >= at_ns; }
 };
 

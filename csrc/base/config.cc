@@ -89,9 +89,8 @@ Result<Config> ParseConfig(std::span<const std::string> environment, std::span<c
     const std::string_view name = entry.substr(0, equals);
     const std::string_view value = entry.substr(std::min(equals + 1, entry.size()));
     if (std::find(others.begin(), others.end(), name) != others.end()) continue;
-    const auto* variable = std::find_if(std::begin(kVariables), std::end(kVariables), [&](const Variable& v) {
-      return v.name == name.substr(kPrefix.size());
-    });
+    const auto* variable = std::find_if(std::begin(kVariables), std::end(kVariables),
+                                        [&](const Variable& v) { return v.name == name.substr(kPrefix.size()); });
     if (variable == std::end(kVariables)) {
       return MakeError(ErrorCode::kInvalidArgument, "environment variable {} is not known; known are {}", name,
                        AcceptedNames());

@@ -15,11 +15,11 @@ namespace jax_fabric {
 struct Config {
   enum class Idle : uint8_t { kAdaptive, kSpin, kSleep };
 
-  int64_t spin_us = 50;      // JAX_FABRIC_SPIN_US: how long an idle worker spins
-  int64_t yield_us = 1000;   // JAX_FABRIC_YIELD_US: how long after the last event it yields before it sleeps
-  Idle idle = Idle::kAdaptive;           // JAX_FABRIC_IDLE
-  uint32_t workers = 0;                  // JAX_FABRIC_WORKERS: threads; 0: chosen by the engine
-  LogLevel log = LogLevel::kWarning;     // JAX_FABRIC_LOG
+  int64_t spin_us = 50;               // JAX_FABRIC_SPIN_US: how long an idle worker spins
+  int64_t yield_us = 1000;            // JAX_FABRIC_YIELD_US: how long after the last event it yields before it sleeps
+  Idle idle = Idle::kAdaptive;        // JAX_FABRIC_IDLE
+  uint32_t workers = 0;               // JAX_FABRIC_WORKERS: threads; 0: chosen by the engine
+  LogLevel log = LogLevel::kWarning;  // JAX_FABRIC_LOG
 };
 
 // `environment`: "NAME=value" entries; others than JAX_FABRIC_* are skipped. Names in `others` belong to somebody else

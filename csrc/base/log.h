@@ -2,12 +2,12 @@
 #ifndef JAX_FABRIC_BASE_LOG_H_
 #define JAX_FABRIC_BASE_LOG_H_
 
+#include <fmt/format.h>
+
 #include <atomic>
 #include <cstdint>
 #include <string_view>
 #include <utility>
-
-#include <fmt/format.h>
 
 namespace jax_fabric {
 

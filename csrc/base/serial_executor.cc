@@ -15,7 +15,7 @@ struct SerialExecutor::State {
   // Set before the thread looks at the queue for the last time before it sleeps, loaded after a push; both
   // sequentially consistent, so either the thread sees the task or the submitter sees that it sleeps.
   std::atomic<bool> sleeping{false};
-  std::atomic<bool> stop{false};      // release in Stop, acquire in the thread
+  std::atomic<bool> stop{false};  // release in Stop, acquire in the thread
   // After the thread's last look at the queue; sequentially consistent against the push, as for `sleeping`.
   std::atomic<bool> finished{false};
   std::atomic<bool> late{false};
@@ -99,7 +99,9 @@ void SerialExecutor::Submit(Task* task) {
   State& state = *state_;
   state.queue.Push(task);
   if (state.sleeping.load(std::memory_order_seq_cst)) {
-    { std::lock_guard lock(state.mutex); }
+    {
+      std::lock_guard lock(state.mutex);
+    }
     state.wake.notify_one();
   }
   if (state.finished.load(std::memory_order_seq_cst)) state.RunLate();

@@ -3,14 +3,13 @@
 #ifndef JAX_FABRIC_BASE_STATUS_H_
 #define JAX_FABRIC_BASE_STATUS_H_
 
+#include <fmt/format.h>
+
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <utility>
-
-#include <fmt/format.h>
-
 #include <tl/expected.hpp>
+#include <utility>
 
 namespace jax_fabric {
 
@@ -57,16 +56,16 @@ tl::unexpected<Error> MakeError(ErrorCode code, fmt::format_string<Args...> form
 #define JF_CONCAT_INNER(a, b) a##b
 #define JF_CONCAT(a, b) JF_CONCAT_INNER(a, b)
 
-#define JF_RETURN_IF_ERROR(expr)                                          \
-  do {                                                                    \
-    if (auto jf_status = (expr); !jf_status.has_value())                  \
+#define JF_RETURN_IF_ERROR(expr)                                                  \
+  do {                                                                            \
+    if (auto jf_status = (expr); !jf_status.has_value())                          \
       return ::tl::unexpected<::jax_fabric::Error>(std::move(jf_status).error()); \
   } while (false)
 
 // JF_ASSIGN_OR_RETURN(auto region, Register(...));
 #define JF_ASSIGN_OR_RETURN(lhs, expr) JF_ASSIGN_OR_RETURN_IMPL(JF_CONCAT(jf_result_, __LINE__), lhs, expr)
-#define JF_ASSIGN_OR_RETURN_IMPL(result, lhs, expr)                       \
-  auto result = (expr);                                                   \
+#define JF_ASSIGN_OR_RETURN_IMPL(result, lhs, expr)                                                 \
+  auto result = (expr);                                                                             \
   if (!result.has_value()) return ::tl::unexpected<::jax_fabric::Error>(std::move(result).error()); \
   lhs = std::move(result).value()
 

@@ -30,7 +30,7 @@ TEST(DeadlineList, CallbacksMayChangeTheList) {
   int calls = 0;
   list.Expire(10, [&](DeadlineNode* node) {
     ++calls;
-    list.Insert(node, 20);                 // again, later
+    list.Insert(node, 20);                            // again, later
     if (calls == 1) DeadlineList::Remove(&nodes[1]);  // one that has expired, too
   });
   EXPECT_EQ(calls, 2);

@@ -43,17 +43,17 @@ using PeerId = uint32_t;
 enum class PeerState : uint8_t { kConnecting, kReady, kFailed, kRemoved };
 
 struct DomainLimits {
-  uint64_t max_write_bytes = 0;     // of one posted write; the engine splits above it
-  uint64_t max_message_bytes = 0;   // of one send
-  uint64_t max_region_bytes = 0;    // of one registration
-  uint32_t max_outstanding = 0;     // posted and not yet completed, writes and sends together
-  uint32_t max_receives = 0;        // posted receive buffers
+  uint64_t max_write_bytes = 0;    // of one posted write; the engine splits above it
+  uint64_t max_message_bytes = 0;  // of one send
+  uint64_t max_region_bytes = 0;   // of one registration
+  uint32_t max_outstanding = 0;    // posted and not yet completed, writes and sends together
+  uint32_t max_receives = 0;       // posted receive buffers
 };
 
 // A registered range of this process. `remote_key` goes to peers inside a descriptor.
 struct MemoryRegion {
-  uint64_t address = 0;      // first byte, as this process sees it
-  uint64_t length = 0;       // bytes
+  uint64_t address = 0;         // first byte, as this process sees it
+  uint64_t length = 0;          // bytes
   uint64_t remote_address = 0;  // what peers put into WriteRequest::remote_address for the first byte
   uint64_t local_key = 0;
   uint64_t remote_key = 0;
@@ -62,10 +62,10 @@ struct MemoryRegion {
 
 struct WriteRequest {
   PeerId peer = 0;
-  uint64_t context = 0;         // comes back in the completion
-  const void* source = nullptr; // may be null when length is 0
-  uint64_t local_key = 0;       // of the region that contains source
-  uint64_t length = 0;          // bytes
+  uint64_t context = 0;          // comes back in the completion
+  const void* source = nullptr;  // may be null when length is 0
+  uint64_t local_key = 0;        // of the region that contains source
+  uint64_t length = 0;           // bytes
   uint64_t remote_address = 0;
   uint64_t remote_key = 0;
   std::optional<uint32_t> immediate;

@@ -82,8 +82,7 @@ Result<PeerHandle> DomainGroup::AddPeer(ByteView bytes) {
                      "configure as many on both sides",
                      name(), address.name, address.nics.size(), nic_count());
   }
-  JF_ASSIGN_OR_RETURN(const auto added,
-                      peers_->Add(bytes, std::move(address), SmallestWriteLimit(driver_->domains())));
+  JF_ASSIGN_OR_RETURN(const auto added, peers_->Add(bytes, std::move(address), SmallestWriteLimit(driver_->domains())));
   const auto [peer, is_new] = added;
   if (is_new) driver_->Submit(&peer->connect);
   return peer->handle;

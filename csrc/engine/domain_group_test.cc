@@ -168,8 +168,13 @@ TEST(Requests, SevenBytesOverFourNics) {
   EXPECT_EQ(pair.a.group->WriteImmediates(pair.to_b, 100'000).value(), parts);
   Outcome received;
   ASSERT_TRUE(pair.b.group->ExpectImmediate(immediate, parts, pair.fabric.In(1000), received.callback()).has_value());
-  SingleWrite write{.peer = pair.to_b, .source = pair.source, .target = &pair.target, .target_offset = 99'993,
-                    .length = 7, .max_length = 100'000, .immediate = immediate};
+  SingleWrite write{.peer = pair.to_b,
+                    .source = pair.source,
+                    .target = &pair.target,
+                    .target_offset = 99'993,
+                    .length = 7,
+                    .max_length = 100'000,
+                    .immediate = immediate};
   EXPECT_TRUE(pair.a.group->Write(write, {.deadline = pair.fabric.In(1000)}).value().Wait(pair.fabric.In(1000)));
   pair.fabric.Step(3);
   EXPECT_TRUE(received.ok());
@@ -184,14 +189,14 @@ TEST(Requests, SevenBytesOverFourNics) {
 
 TEST(Requests, SixtyFourBitSizes) {
   constexpr uint64_t kGiB = uint64_t{1} << 30;
-  for (const uint64_t length : {(uint64_t{1} << 31) - 1, uint64_t{1} << 31, (uint64_t{1} << 32) - 1,
-                                (uint64_t{1} << 32) + 3}) {
+  for (const uint64_t length :
+       {(uint64_t{1} << 31) - 1, uint64_t{1} << 31, (uint64_t{1} << 32) - 1, (uint64_t{1} << 32) + 3}) {
     Pair pair(1, 2, {.copy = false});
     void* const source = reinterpret_cast<void*>(uint64_t{1} << 40);
     void* const target = reinterpret_cast<void*>(uint64_t{1} << 41);
     pair.Memory(source, length, target, 5 * kGiB + length);
-    SingleWrite write{.peer = pair.to_b, .source = pair.source, .target = &pair.target, .target_offset = 5 * kGiB,
-                      .length = length};
+    SingleWrite write{
+        .peer = pair.to_b, .source = pair.source, .target = &pair.target, .target_offset = 5 * kGiB, .length = length};
     EXPECT_TRUE(pair.a.group->Write(write, {.deadline = pair.fabric.In(1000)}).value().Wait(pair.fabric.In(1000)));
     std::vector<WriteRequest> all;
     for (LoopbackDomain* nic : pair.a.nics) all.insert(all.end(), nic->writes().begin(), nic->writes().end());
@@ -219,11 +224,14 @@ TEST(Requests, SeventyThousandPages) {
   std::vector<uint64_t> from(kPages), to(kPages);
   std::iota(from.begin(), from.end(), 0);
   std::iota(to.rbegin(), to.rend(), 0);
-  PagedWrites pages{.peer = pair.to_b, .page_length = kBytes, .source = pair.source,
-                    .source_pages = {from, kBytes, 0}, .target = &pair.target, .target_pages = {to, kBytes, 0}};
-  EXPECT_TRUE(pair.a.group->WritePages(pages, {.deadline = pair.fabric.In(100'000)})
-                  .value()
-                  .Wait(pair.fabric.In(100'000)));
+  PagedWrites pages{.peer = pair.to_b,
+                    .page_length = kBytes,
+                    .source = pair.source,
+                    .source_pages = {from, kBytes, 0},
+                    .target = &pair.target,
+                    .target_pages = {to, kBytes, 0}};
+  EXPECT_TRUE(
+      pair.a.group->WritePages(pages, {.deadline = pair.fabric.In(100'000)}).value().Wait(pair.fabric.In(100'000)));
   ASSERT_EQ(pair.a.nics[0]->writes().size(), kPages / 2);
   for (const WriteRequest& write : pair.a.nics[1]->writes()) {
     const uint64_t page = (reinterpret_cast<uint64_t>(write.source) - (uint64_t{1} << 40)) / kBytes;
@@ -247,12 +255,15 @@ TEST(Failures, OneOfManyFails) {
       std::iota(indices.begin(), indices.end(), 0);
       auto& faults = pair.a.nics[0]->faults();
       (rejected ? faults.reject_post : faults.fail_post) = failing;
-      PagedWrites pages{.peer = pair.to_b, .page_length = 1, .source = pair.source, .source_pages = {indices, 1, 0},
-                        .target = &pair.target, .target_pages = {indices, 1, 0}};
+      PagedWrites pages{.peer = pair.to_b,
+                        .page_length = 1,
+                        .source = pair.source,
+                        .source_pages = {indices, 1, 0},
+                        .target = &pair.target,
+                        .target_pages = {indices, 1, 0}};
       Outcome outcome;
-      Transfer transfer = pair.a.group
-                              ->WritePages(pages, {.deadline = pair.fabric.In(1000), .on_worker = outcome.callback()})
-                              .value();
+      Transfer transfer =
+          pair.a.group->WritePages(pages, {.deadline = pair.fabric.In(1000), .on_worker = outcome.callback()}).value();
       const Status status = transfer.Wait(pair.fabric.In(1000));
       ASSERT_FALSE(status.has_value());
       EXPECT_EQ(outcome.calls, 1);
@@ -286,8 +297,8 @@ TEST(Failures, WrongKeyAndUnregisteredSource) {
 }
 
 TEST(Failures, TooLongForThePlan) {
-  Pair pair(1, 1, {.limits = {.max_write_bytes = 10'000, .max_message_bytes = 100, .max_outstanding = 8,
-                              .max_receives = 8}});
+  Pair pair(1, 1,
+            {.limits = {.max_write_bytes = 10'000, .max_message_bytes = 100, .max_outstanding = 8, .max_receives = 8}});
   std::vector<std::byte> from(50'000), to(50'000);
   pair.Memory(from, to);
   ScatterEntry entry = pair.Entry(0, 1);
@@ -456,8 +467,12 @@ TEST(Transfers, CancelWithdrawsAndWaitsForTheRest) {
   pair.Memory(from, to);
   std::vector<uint64_t> indices(1000);
   std::iota(indices.begin(), indices.end(), 0);
-  PagedWrites pages{.peer = pair.to_b, .page_length = 1, .source = pair.source, .source_pages = {indices, 1, 0},
-                    .target = &pair.target, .target_pages = {indices, 1, 0}};
+  PagedWrites pages{.peer = pair.to_b,
+                    .page_length = 1,
+                    .source = pair.source,
+                    .source_pages = {indices, 1, 0},
+                    .target = &pair.target,
+                    .target_pages = {indices, 1, 0}};
   for (const int steps : {0, 1, 10, 100'000}) {
     pair.a.nics[0]->ForgetWrites();
     Transfer transfer = pair.a.group->WritePages(pages, {.deadline = pair.fabric.In(100'000)}).value();
@@ -503,19 +518,20 @@ TEST(Transfers, MoreThanThePoolHolds) {
 TEST(Transfers, MessagesGoRound) {
   Pair pair(3, 2, {.delivery_probability = 0.5}, {.name = {}, .domains = {}, .send_slots = 3});
   std::vector<int> seen(200);
-  ASSERT_TRUE(pair.b.group->ReceiveMessages({.buffers = 2, .max_bytes = 64, .on_message = [&](PeerHandle peer,
-                                                                                             ByteView message) {
-    EXPECT_EQ(peer, pair.to_a);
-    ASSERT_EQ(message.size(), 2u);
-    ++seen[static_cast<size_t>(message[0])];
-  }}));
+  ASSERT_TRUE(pair.b.group->ReceiveMessages(
+      {.buffers = 2, .max_bytes = 64, .on_message = [&](PeerHandle peer, ByteView message) {
+         EXPECT_EQ(peer, pair.to_a);
+         ASSERT_EQ(message.size(), 2u);
+         ++seen[static_cast<size_t>(message[0])];
+       }}));
   EXPECT_EQ(pair.b.group->ReceiveMessages({}).error().code, ErrorCode::kAlreadyExists);
   int done = 0;
   for (int i = 0; i < 200; ++i) {
     const Bytes message{static_cast<std::byte>(i), std::byte{0}};
     ASSERT_TRUE(pair.a.group
-                    ->Send(pair.to_b, message, {.deadline = pair.fabric.In(10'000),
-                                                .on_done = [&](const Status& status) { done += status.has_value(); }})
+                    ->Send(pair.to_b, message,
+                           {.deadline = pair.fabric.In(10'000),
+                            .on_done = [&](const Status& status) { done += status.has_value(); }})
                     .has_value());
   }
   pair.fabric.Step(200);
@@ -533,9 +549,9 @@ TEST(Close, EndsEverythingOnce) {
     const ScatterEntry entry = pair.Entry(64, 1);
     std::vector<Outcome> outcomes(100);
     for (Outcome& outcome : outcomes) {
-      ASSERT_TRUE(pair.a.group
-                      ->Scatter({&entry, 1}, {.deadline = pair.fabric.In(1'000'000), .on_worker = outcome.callback()})
-                      .has_value());
+      ASSERT_TRUE(
+          pair.a.group->Scatter({&entry, 1}, {.deadline = pair.fabric.In(1'000'000), .on_worker = outcome.callback()})
+              .has_value());
     }
     pair.fabric.Step(5);
     EXPECT_TRUE(pair.a.engine->Close(pair.fabric.In(1000)).has_value());

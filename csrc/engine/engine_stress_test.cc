@@ -28,8 +28,7 @@ struct Node {
   explicit Node(const std::string& name, EngineOptions options = {}) {
     engine = TransferEngine::Create(std::move(options)).value();
     group = AddGroup(name);
-    registered =
-        group->RegisterMemory(memory.data(), memory.size(), MemoryKind::kHost, Access::kRemoteWrite).value();
+    registered = group->RegisterMemory(memory.data(), memory.size(), MemoryKind::kHost, Access::kRemoteWrite).value();
     remote = DomainGroup::ParseDescriptor(group->Describe(registered).value()).value();
   }
   DomainGroup* AddGroup(const std::string& name) {
@@ -76,8 +75,12 @@ TEST(EngineStress, ManySubmitters) {
         }
         Result<Transfer> transfer;
         if (i % 2 == 0) {
-          const SingleWrite write{.peer = to_b, .source = a.registered, .source_offset = offset, .target = &b.remote,
-                                  .target_offset = offset, .length = static_cast<uint64_t>(i % 100),
+          const SingleWrite write{.peer = to_b,
+                                  .source = a.registered,
+                                  .source_offset = offset,
+                                  .target = &b.remote,
+                                  .target_offset = offset,
+                                  .length = static_cast<uint64_t>(i % 100),
                                   .immediate = immediates + t};
           transfer = a.group->Write(write, std::move(options));
         } else {
@@ -93,7 +96,8 @@ TEST(EngineStress, ManySubmitters) {
   }
   for (std::thread& thread : threads) thread.join();
   Until([&] { return received.load() == kThreads; });
-  Until([&] { return worker_calls.load() == kThreads * kRequests && thread_calls.load() == kThreads * kRequests / 16; });
+  Until(
+      [&] { return worker_calls.load() == kThreads * kRequests && thread_calls.load() == kThreads * kRequests / 16; });
   EXPECT_TRUE(a.engine->Close(After(10'000)).has_value());
 }
 
@@ -181,9 +185,9 @@ TEST(EngineStress, CloseWhileSubmitting) {
         const uint32_t immediate = a.group->AllocateImmediates(64).value();
         const BarrierTarget target{to_b, &b.remote, 1};
         for (int i = 0; !stop; ++i) {
-          auto transfer =
-              a.group->Barrier({&target, 1}, {.deadline = After(10'000), .on_worker = {count, &ended},
-                                              .on_done = [&](const Status&) { ended.fetch_add(1); }});
+          auto transfer = a.group->Barrier({&target, 1}, {.deadline = After(10'000),
+                                                          .on_worker = {count, &ended},
+                                                          .on_done = [&](const Status&) { ended.fetch_add(1); }});
           accepted.fetch_add(2 * transfer.has_value());
           expected.fetch_add(
               a.group->ExpectImmediate(immediate + i % 64, 1, After(10'000), {count, &fired}).has_value());
@@ -244,7 +248,8 @@ TEST(EngineStress, CloseFromCallbacksIsRefused) {
     auto* c = static_cast<Context*>(raw);
     c->refused->fetch_add(!c->node->engine->Close(After(1000)).has_value());
   };
-  const auto transfer = a.group->Barrier({&target, 1}, {.deadline = After(10'000), .on_worker = {close, &context},
+  const auto transfer = a.group->Barrier({&target, 1}, {.deadline = After(10'000),
+                                                        .on_worker = {close, &context},
                                                         .on_done = [&](const Status&) { close(&context, nullptr); }});
   ASSERT_TRUE(transfer.has_value());
   Until([&] { return refused.load() == 2; });

@@ -250,8 +250,7 @@ void GroupDriver::HandleCompletion(uint32_t nic, const Completion& completion) {
     case CompletionKind::kPeerFault:
       if (Peer* peer = PeerById(nic, completion.peer)) {
         const ErrorCode code = completion.code == ErrorCode::kOk ? ErrorCode::kUnavailable : completion.code;
-        FailPeer(*peer, PeerState::kFailed, code,
-                 fmt::format("the peer is lost: {}", domains_[nic]->last_error()));
+        FailPeer(*peer, PeerState::kFailed, code, fmt::format("the peer is lost: {}", domains_[nic]->last_error()));
       }
       return;
   }
@@ -337,8 +336,8 @@ bool GroupDriver::PollConnecting() {
   for (Peer** link = &connecting_; *link != nullptr;) {
     Peer& peer = **link;
     bool all_ready = true;
-    for (uint32_t nic = 0; nic < domains_.size() && peer.state.load(std::memory_order_relaxed) == PeerState::kConnecting;
-         ++nic) {
+    for (uint32_t nic = 0;
+         nic < domains_.size() && peer.state.load(std::memory_order_relaxed) == PeerState::kConnecting; ++nic) {
       const PeerState state = domains_[nic]->peer_state(peer.lanes[nic].id);
       all_ready &= state == PeerState::kReady;
       if (state == PeerState::kFailed || state == PeerState::kRemoved) {
@@ -380,7 +379,8 @@ void GroupDriver::FailPeer(Peer& peer, PeerState state, ErrorCode code, std::str
 
 void GroupDriver::Remove(Peer& peer) {
   if (peer.state.load(std::memory_order_relaxed) == PeerState::kRemoved) return;
-  FailPeer(peer, PeerState::kRemoved, ErrorCode::kUnavailable, closed_ ? "the engine is closed" : "the peer was removed");
+  FailPeer(peer, PeerState::kRemoved, ErrorCode::kUnavailable,
+           closed_ ? "the engine is closed" : "the peer was removed");
   for (uint32_t nic = 0; nic < domains_.size(); ++nic) {
     const PeerId id = peer.lanes[nic].id;
     if (id != Completion::kUnknownPeer && PeerById(nic, id) == &peer) domains_[nic]->RemovePeer(id);

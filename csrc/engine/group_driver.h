@@ -76,8 +76,8 @@ class GroupDriver {
   void Remove(Peer& peer);
   void Close(Deadline deadline);
 
-  // When the worker will never step this driver again: ends what is left. Requests that are still submitted end at once, on the
-  // submitting thread.
+  // When the worker will never step this driver again: ends what is left. Requests that are still submitted end at
+  // once, on the submitting thread.
   void Detach();
 
  private:

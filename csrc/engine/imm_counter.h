@@ -102,9 +102,9 @@ class ImmCounter {
   std::mutex mutex_;                            // of the ranges; never on the way of an immediate
   std::multimap<uint32_t, uint32_t> released_;  // length to first id
   uint32_t next_id_ = 1;
-  DeadlineList deadlines_;            // worker only
-  bool closed_ = false;               // worker only
-  std::atomic<uint64_t> strays_{0};   // relaxed: a statistic, nothing is ordered by it
+  DeadlineList deadlines_;           // worker only
+  bool closed_ = false;              // worker only
+  std::atomic<uint64_t> strays_{0};  // relaxed: a statistic, nothing is ordered by it
 };
 
 }  // namespace jax_fabric

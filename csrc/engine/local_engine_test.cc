@@ -118,9 +118,13 @@ TEST_F(LocalEngineTest, WritePagesBarrierSendReceive) {
 
   target.assign(target.size(), std::byte{0});
   const std::vector<uint64_t> source_pages{3, 1, 2}, target_pages{0, 5, 1};
-  PagedWrites pages{.peer = to_b, .page_length = 1000, .source = from,
-                    .source_pages = {source_pages, 1024, 8}, .target = &remote,
-                    .target_pages = {target_pages, 2048, 16}, .immediate = immediate};
+  PagedWrites pages{.peer = to_b,
+                    .page_length = 1000,
+                    .source = from,
+                    .source_pages = {source_pages, 1024, 8},
+                    .target = &remote,
+                    .target_pages = {target_pages, 2048, 16},
+                    .immediate = immediate};
   ASSERT_TRUE(b_.group->ExpectImmediate(immediate, 3, In(5000), CountInto(received)).has_value());
   EXPECT_TRUE(a_.group->WritePages(pages, {.deadline = In(5000)}).value().Wait(In(5000)).has_value());
   Await(received, 2);
@@ -134,7 +138,8 @@ TEST_F(LocalEngineTest, WritePagesBarrierSendReceive) {
 
   std::atomic<int> messages{0}, sent{0};
   ASSERT_TRUE(b_.group
-                  ->ReceiveMessages({.buffers = 4, .max_bytes = 256,
+                  ->ReceiveMessages({.buffers = 4,
+                                     .max_bytes = 256,
                                      .on_message =
                                          [&](PeerHandle, ByteView message) {
                                            EXPECT_EQ(message.size(), 5u);

@@ -19,7 +19,10 @@ struct RegisteredMemory {
 
 // Memory of a peer: what RegisteredMemory looks like from outside. Travels as bytes (see descriptor.h).
 struct RemoteMemory {
-  struct Nic { uint64_t remote_address; uint64_t remote_key; };
+  struct Nic {
+    uint64_t remote_address;
+    uint64_t remote_key;
+  };
   uint64_t length = 0;
   std::vector<Nic> nics;
   // Of the group that registered it; requests to another one are refused. 0: unknown, not checked.

@@ -65,7 +65,7 @@ class MessagePool final : public ReceiveHandler {
   Executor& executor_;
   const uint32_t send_slots_;
   const uint64_t max_send_bytes_;
-  std::mutex mutex_;  // of making the slabs
+  std::mutex mutex_;                         // of making the slabs
   std::atomic<bool> has_send_slots_{false};  // release by whoever made them, acquire by whoever looks
   Slab send_slab_;
   IndexStack free_;

@@ -26,8 +26,7 @@ void Operation::Fail(ErrorCode code, std::string cause) {
 }
 
 Error Operation::Describe(std::string_view group) const {
-  std::string message =
-      fmt::format("group '{}': {}: {}; {} of {} done", group, verb_, error_.message, done_, total_);
+  std::string message = fmt::format("group '{}': {}: {}; {} of {} done", group, verb_, error_.message, done_, total_);
   if (in_flight_ > 0) {
     message += fmt::format(", {} still in flight: its memory may be read and written until they end", in_flight_);
   }

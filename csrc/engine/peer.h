@@ -37,9 +37,9 @@ struct Stream {
   uint64_t local_key = 0;
   uint64_t remote_address = 0;
   uint64_t remote_key = 0;
-  uint64_t length = 0;       // of the whole transfer
-  uint64_t part_count = 1;   // of the whole transfer
-  uint64_t first_part = 0;   // this stream makes parts first_part, first_part + part_step, ...
+  uint64_t length = 0;      // of the whole transfer
+  uint64_t part_count = 1;  // of the whole transfer
+  uint64_t first_part = 0;  // this stream makes parts first_part, first_part + part_step, ...
   uint64_t part_step = 1;
   std::optional<uint32_t> immediate;
 };

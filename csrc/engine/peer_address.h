@@ -16,9 +16,9 @@ namespace jax_fabric {
 inline constexpr uint16_t kProtocolVersion = 1;
 
 struct PeerAddress {
-  std::string name;          // of the group, for messages; at most kMaxNameBytes
+  std::string name;  // of the group, for messages; at most kMaxNameBytes
   DomainKind kind = DomainKind::kLocal;
-  uint64_t incarnation = 0;  // random for each group that was ever made; never 0
+  uint64_t incarnation = 0;        // random for each group that was ever made; never 0
   uint64_t max_write_bytes = 0;    // the smallest of the NICs' limits
   uint64_t max_message_bytes = 0;  // of the first NIC
   std::vector<Bytes> nics;         // Domain::address() of each

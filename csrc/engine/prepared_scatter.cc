@@ -59,8 +59,9 @@ Status ScatterState::CheckLengths() const {
                      "room for {}",
                      driver_.name(), i, bounds_[i].length, bounds_[i].longest);
   }
-  return MakeError(ErrorCode::kOutOfRange, "group '{}': scatter: SetLength of an entry that does not exist; there are {}",
-                   driver_.name(), bounds_.size());
+  return MakeError(ErrorCode::kOutOfRange,
+                   "group '{}': scatter: SetLength of an entry that does not exist; there are {}", driver_.name(),
+                   bounds_.size());
 }
 
 Status ScatterState::Post(Deadline deadline, WorkerCallback callback) {

@@ -25,8 +25,8 @@ Status CheckPages(const PageSet& pages, uint64_t page_length, uint64_t size, std
   for (size_t i = 0; i < pages.indices.size(); ++i) {
     const uint64_t index = pages.indices[i];
     uint64_t begin = 0;
-    const bool overflow = __builtin_mul_overflow(index, pages.stride, &begin) ||
-                          __builtin_add_overflow(begin, pages.offset, &begin);
+    const bool overflow =
+        __builtin_mul_overflow(index, pages.stride, &begin) || __builtin_add_overflow(begin, pages.offset, &begin);
     if (overflow || !Inside(begin, page_length, size)) {
       return MakeError(ErrorCode::kOutOfRange,
                        "paged write: {} page {} (index {}, stride {}, offset {}, {} bytes) is outside of the memory's "
@@ -95,8 +95,10 @@ Result<ShardedOperation::Write> RequestPlanner::Plan(const SingleWrite& write) c
   plan.immediate = write.immediate;
   plan.spread = Spread::kAllNics;
   if (plan.max_length < write.length || plan.max_length > kMaxTransferBytes) {
-    return MakeError(ErrorCode::kInvalidArgument, "write to {}: max_length {} must be at least the length {} and at "
-                     "most {}", peer->label, write.max_length, write.length, kMaxTransferBytes);
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "write to {}: max_length {} must be at least the length {} and at "
+                     "most {}",
+                     peer->label, write.max_length, write.length, kMaxTransferBytes);
   }
   if (write.length > 0) {
     JF_ASSIGN_OR_RETURN(const auto* entry, CheckSource(write.source, write.source_offset, write.length, "write"));
@@ -152,12 +154,16 @@ Result<PagedOperation::Plan> RequestPlanner::Plan(const PagedWrites& write) cons
   const PageSet& from = write.source_pages;
   const PageSet& to = write.target_pages;
   if (from.indices.size() != to.indices.size() || from.indices.empty()) {
-    return MakeError(ErrorCode::kInvalidArgument, "paged write to {}: {} source pages and {} target pages; there must "
-                     "be as many of both, and at least one", peer->label, from.indices.size(), to.indices.size());
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "paged write to {}: {} source pages and {} target pages; there must "
+                     "be as many of both, and at least one",
+                     peer->label, from.indices.size(), to.indices.size());
   }
   if (write.page_length > peer->part_limit) {
-    return MakeError(ErrorCode::kOutOfRange, "paged write to {}: pages of {} bytes; one write carries at most {}: use "
-                     "smaller pages", peer->label, write.page_length, peer->part_limit);
+    return MakeError(ErrorCode::kOutOfRange,
+                     "paged write to {}: pages of {} bytes; one write carries at most {}: use "
+                     "smaller pages",
+                     peer->label, write.page_length, peer->part_limit);
   }
   JF_RETURN_IF_ERROR(CheckPages(from, write.page_length, write.source.length, "source"));
   JF_RETURN_IF_ERROR(CheckPages(to, write.page_length, write.target->length, "target"));

@@ -16,7 +16,7 @@ namespace jax_fabric {
 // declared maximum exceeds what one write can carry (DomainGroup::ScatterImmediates).
 struct ScatterEntry {
   PeerHandle peer = 0;
-  const void* source = nullptr;   // inside `source_memory`; may be null when every write has length 0
+  const void* source = nullptr;  // inside `source_memory`; may be null when every write has length 0
   RegisteredMemory source_memory;
   const RemoteMemory* target = nullptr;  // must outlive the prepared scatter
   uint64_t target_offset = 0;

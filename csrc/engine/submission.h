@@ -41,9 +41,9 @@ class Submission final : public OperationOwner {
   void Reference() { references_.fetch_add(1, std::memory_order_relaxed); }
   void Unreference();
 
-  bool done() const { return done_.load(std::memory_order_seq_cst); }       // partner: Publish
+  bool done() const { return done_.load(std::memory_order_seq_cst); }        // partner: Publish
   bool drained() const { return drained_.load(std::memory_order_acquire); }  // partner: OnSettled
-  const Status& result() const { return result_; }                          // once done
+  const Status& result() const { return result_; }                           // once done
   GroupDriver& driver() const { return *driver_; }
   void Cancel();
 

@@ -30,7 +30,7 @@ class SubmissionPool {
   Executor& executor_;
   const uint32_t max_requests_;
   IndexStack free_;
-  std::mutex mutex_;   // while the pool grows
+  std::mutex mutex_;  // while the pool grows
   uint32_t size_ = 0;
   StableTable<Submission, 64, 4096> submissions_;
 };

@@ -49,9 +49,10 @@ Result<std::unique_ptr<TransferEngine>> TransferEngine::Create(EngineOptions opt
 
 TransferEngine::TransferEngine(EngineOptions options)
     : options_(std::move(options)),
-      hub_(*options_.clock, options_.threads ? std::function<void()>()
-                            : options_.pump  ? options_.pump
-                                             : [this] { Step(); }) {
+      hub_(
+          *options_.clock, options_.threads ? std::function<void()>()
+                           : options_.pump  ? options_.pump
+                                            : [this] { Step(); }) {
   watch_task_.context = this;
   watch_task_.run = [](void* context) { static_cast<TransferEngine*>(context)->WatchLoop(); };
 }

@@ -63,7 +63,7 @@ class TransferEngine {
   std::mutex close_mutex_;  // one Close at a time
   std::mutex mutex_;        // of the lists below, until closing_ is set: then they stay as they are
   bool closing_ = false;
-  bool closed_ = false;  // under close_mutex_
+  bool closed_ = false;                           // under close_mutex_
   std::vector<std::unique_ptr<Worker>> workers_;  // outlive the groups, which wake them
   std::vector<std::unique_ptr<DomainGroup>> groups_;
   std::vector<std::unique_ptr<WorkerThread>> worker_threads_;

@@ -14,7 +14,9 @@ constexpr int64_t kSliceNs = 5'000'000;
 void WaitHub::Notify() {
   if (waiters_.load(std::memory_order_seq_cst) == 0) return;
   // Empty, but it makes sure that a waiter is either before its check or inside wait_for.
-  { std::lock_guard lock(mutex_); }
+  {
+    std::lock_guard lock(mutex_);
+  }
   changed_.notify_all();
 }
 

@@ -16,8 +16,7 @@ namespace jax_fabric {
 class WaitHub {
  public:
   // Without threads, `pump` is called over and over by whoever waits and does the work meanwhile.
-  explicit WaitHub(const Clock& clock, std::function<void()> pump = nullptr)
-      : clock_(clock), pump_(std::move(pump)) {}
+  explicit WaitHub(const Clock& clock, std::function<void()> pump = nullptr) : clock_(clock), pump_(std::move(pump)) {}
 
   // After a store that some `ready` may be waiting for (sequentially consistent: see Wait).
   void Notify();

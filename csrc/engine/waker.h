@@ -44,7 +44,6 @@ class Waker {
  private:
   static inline thread_local bool on_worker = false;
 
-
   std::atomic<bool> sleeping_{false};
   int fd_;
 };

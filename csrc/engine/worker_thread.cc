@@ -38,14 +38,15 @@ void WorkerThread::Run() {
 Status WorkerThread::Stop(int64_t timeout_us) {
   if (!thread_.joinable()) return {};
   if (thread_.get_id() == std::this_thread::get_id()) {
-    return MakeError(ErrorCode::kFailedPrecondition, "thread '{}' cannot stop itself: close from another thread", name_);
+    return MakeError(ErrorCode::kFailedPrecondition, "thread '{}' cannot stop itself: close from another thread",
+                     name_);
   }
   stop_.store(true, std::memory_order_release);
   worker_.waker().Wake();
   std::unique_lock lock(mutex_);
   if (!stopped_changed_.wait_for(lock, std::chrono::microseconds(timeout_us), [this] { return stopped_; })) {
-    return MakeError(ErrorCode::kDeadlineExceeded,
-                     "thread '{}' did not stop within {} us: a callback on it blocks", name_, timeout_us);
+    return MakeError(ErrorCode::kDeadlineExceeded, "thread '{}' did not stop within {} us: a callback on it blocks",
+                     name_, timeout_us);
   }
   lock.unlock();
   thread_.join();

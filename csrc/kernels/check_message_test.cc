@@ -25,7 +25,12 @@ constexpr int32_t kSource = 2;
 class CheckMessageTest : public ::testing::Test {
  protected:
   CheckMessageTest()
-      : world_({.ranks = 3, .experts = 8, .max_tokens = 8, .top_k = 4, .hidden = 5, .odd_ids = false,
+      : world_({.ranks = 3,
+                .experts = 8,
+                .max_tokens = 8,
+                .top_k = 4,
+                .hidden = 5,
+                .odd_ids = false,
                 .full_batches = true},
                1),
         layout_(world_.rank(kHere).layout) {

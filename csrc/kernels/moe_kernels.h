@@ -17,7 +17,7 @@ struct SendRoute {           // kept by the token's rank
   int32_t* index = nullptr;  // [T, N] row of token t in the message to rank r, or -1
   int32_t* slot = nullptr;   // [T, K] rank * L + i where (token t, choice k) became entry i of its row to rank, or -1
 };
-struct ReceiveRoute {           // kept by the expert's rank
+struct ReceiveRoute {            // kept by the expert's rank
   int32_t* positions = nullptr;  // [N, T, L] row of `tokens` for entry i of row j from source s, or -1
   int32_t* rows = nullptr;       // [N] rows received from each source
 };
@@ -50,18 +50,18 @@ struct DispatchReceiveArgs {
   SlotLayout layout;
   const void* const* slots = nullptr;  // [N] this rank's slot of each source (checked by CheckMessage before)
   ElementType tokens_type = ElementType::kFloat32;
-  void* tokens = nullptr;              // out [C, H], ordered by (expert, source rank, token)
-  float* weights = nullptr;            // out [C], 0 past sum(group_sizes)
-  int32_t* group_sizes = nullptr;      // out [experts_per_rank]
-  ReceiveRoute route;                  // out
+  void* tokens = nullptr;          // out [C, H], ordered by (expert, source rank, token)
+  float* weights = nullptr;        // out [C], 0 past sum(group_sizes)
+  int32_t* group_sizes = nullptr;  // out [experts_per_rank]
+  ReceiveRoute route;              // out
   // B independent batches may share an exchange (jax.vmap). Element b of it has rows [b * element_rows, (b + 1) *
   // element_rows) of every source's x, and rows [b * C, (b + 1) * C) of the results; then tokens is [B * C, H], weights
   // [B * C], group_sizes [B * experts_per_rank] and dropped [B].
   int32_t elements = 1;
   int32_t element_rows = INT32_MAX;
-  bool drop_overflow = false;          // else the caller has checked the counts
-  bool zero_padding = false;           // rows past sum(group_sizes) are unspecified unless set
-  int32_t* dropped = nullptr;          // out [1] or null: entries that found no room, the last ones in that order
+  bool drop_overflow = false;  // else the caller has checked the counts
+  bool zero_padding = false;   // rows past sum(group_sizes) are unspecified unless set
+  int32_t* dropped = nullptr;  // out [1] or null: entries that found no room, the last ones in that order
 };
 void DispatchReceive(const DispatchReceiveArgs& args);
 
@@ -84,10 +84,10 @@ struct CombineReceiveArgs {
   SlotLayout layout;
   const void* const* slots = nullptr;  // [N]
   int32_t t_rows = 0;
-  SendRoute route;                     // in
+  SendRoute route;  // in
   ElementType out_type = ElementType::kFloat32;
-  void* out = nullptr;                 // out [t_rows, H]: sum over ranks in rising order, in float32, rounded once
-  float* scalars = nullptr;            // out [t_rows, K] or null: the row scalar of each (token, choice), 0 if unrouted
+  void* out = nullptr;       // out [t_rows, H]: sum over ranks in rising order, in float32, rounded once
+  float* scalars = nullptr;  // out [t_rows, K] or null: the row scalar of each (token, choice), 0 if unrouted
 };
 void CombineReceive(const CombineReceiveArgs& args);
 
@@ -110,10 +110,10 @@ struct RedispatchReceiveArgs {
   ReceiveRoute route;                  // in
   const float* row_weights = nullptr;  // [C] or null
   ElementType y_type = ElementType::kFloat32;
-  const void* y = nullptr;             // [C, H] or null
+  const void* y = nullptr;  // [C, H] or null
   ElementType out_type = ElementType::kFloat32;
-  void* out = nullptr;                 // out [C, H]: row * weight; rows that nothing routed to are zero
-  float* dots = nullptr;               // out [C] or null: <row, y> in float32; 0 where nothing routed to
+  void* out = nullptr;    // out [C, H]: row * weight; rows that nothing routed to are zero
+  float* dots = nullptr;  // out [C] or null: <row, y> in float32; 0 where nothing routed to
 };
 void RedispatchReceive(const RedispatchReceiveArgs& args);
 

@@ -13,9 +13,7 @@ inline int64_t ElementBytes(ElementType type) {
   return type == ElementType::kFloat32 ? 4 : type == ElementType::kFloat8E4m3fn ? 1 : 2;
 }
 
-inline int64_t AlignUp(int64_t value, int64_t alignment) {
-  return (value + alignment - 1) / alignment * alignment;
-}
+inline int64_t AlignUp(int64_t value, int64_t alignment) { return (value + alignment - 1) / alignment * alignment; }
 
 // The static shape of one expert-parallel context; the same on all ranks.
 struct MoeShape {
@@ -38,12 +36,12 @@ struct MoeShape {
 //   Entry   entries[expert_rows]     the local experts of each row, by rising expert
 // then from payload_offset (a multiple of 256) the rows, each row_stride bytes apart.
 struct MessageHeader {
-  uint32_t magic = 0;           // kMessageMagic
-  uint16_t version = 0;         // kMessageVersion
-  uint16_t kind = 0;            // ExchangeKind
-  uint64_t incarnation = 0;     // of the sending engine
-  uint64_t signature = 0;       // hash of everything that must agree on all ranks
-  int64_t sequence = -1;        // exchange number on this channel
+  uint32_t magic = 0;        // kMessageMagic
+  uint16_t version = 0;      // kMessageVersion
+  uint16_t kind = 0;         // ExchangeKind
+  uint64_t incarnation = 0;  // of the sending engine
+  uint64_t signature = 0;    // hash of everything that must agree on all ranks
+  int64_t sequence = -1;     // exchange number on this channel
   uint32_t channel = 0;
   uint32_t membership_epoch = 0;
   uint32_t rows = 0;            // rows in this message

@@ -35,8 +35,11 @@ class LoopbackDomain final : public Domain {
   struct Options {
     std::string name = "loopback";
     DomainKind kind = DomainKind::kSimulated;
-    DomainLimits limits = {.max_write_bytes = uint64_t{1} << 40, .max_message_bytes = 1024,
-                           .max_region_bytes = uint64_t{1} << 40, .max_outstanding = 64, .max_receives = 64};
+    DomainLimits limits = {.max_write_bytes = uint64_t{1} << 40,
+                           .max_message_bytes = 1024,
+                           .max_region_bytes = uint64_t{1} << 40,
+                           .max_outstanding = 64,
+                           .max_receives = 64};
     // False: payloads are only checked, so that tests may use addresses that do not exist.
     bool copy = true;
     // Of each posted request at each Poll.
@@ -48,8 +51,8 @@ class LoopbackDomain final : public Domain {
     std::set<PeerId> again;   // posts to them are never taken
     std::set<PeerId> silent;  // posts to them are taken and never complete, until the peer is removed
     std::set<PeerId> never_ready;
-    int fail_post = -1;       // counts down with each post taken; the one at 0 completes with an error
-    int reject_post = -1;     // likewise kRejected
+    int fail_post = -1;    // counts down with each post taken; the one at 0 completes with an error
+    int reject_post = -1;  // likewise kRejected
   };
 
   LoopbackDomain(LoopbackNetwork& network, Options options);

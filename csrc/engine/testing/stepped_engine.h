@@ -28,7 +28,8 @@ class SteppedFabric {
     for (auto& rank : ranks_) static_cast<void>(rank->engine->Close(In(1'000'000)));
   }
 
-  SteppedRank& Add(const std::string& name, int nics = 1, LoopbackDomain::Options domain = {}, GroupOptions group = {}) {
+  SteppedRank& Add(const std::string& name, int nics = 1, LoopbackDomain::Options domain = {},
+                   GroupOptions group = {}) {
     auto rank = std::make_unique<SteppedRank>();
     EngineOptions options;
     options.threads = false;

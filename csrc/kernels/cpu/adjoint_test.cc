@@ -140,8 +140,8 @@ INSTANTIATE_TEST_SUITE_P(
                       WorldConfig{.ranks = 8, .experts = 17, .max_tokens = 16, .top_k = 11, .hidden = 127},
                       WorldConfig{.ranks = 5, .experts = 5, .top_k = 5, .hidden = 7, .routing = Routing::kZipf},
                       WorldConfig{.ranks = 2, .experts = 8, .top_k = 8, .hidden = 40, .routing = Routing::kOneRank},
-                      WorldConfig{.ranks = 4, .experts = 9, .max_tokens = 16, .top_k = 4, .hidden = 31,
-                                  .capacity = 20}),
+                      WorldConfig{
+                          .ranks = 4, .experts = 9, .max_tokens = 16, .top_k = 4, .hidden = 31, .capacity = 20}),
     [](const auto& info) {
       return "N" + std::to_string(info.param.ranks) + "E" + std::to_string(info.param.experts) + "H" +
              std::to_string(info.param.hidden);

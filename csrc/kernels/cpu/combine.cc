@@ -160,8 +160,7 @@ void CombineSend(const CombineSendArgs& args) {
     const int32_t* positions = args.route.positions + s * shape.max_tokens * local_top_k;
     const int64_t payload_offset = layout.PlainPayloadOffset() + (with_scalars ? layout.ScalarsBytes(rows) : 0);
     for (int64_t j = 0; j < rows; ++j) {
-      WriteRow(args, ops, positions + j * local_top_k,
-               At<char>(slot, payload_offset + j * layout.CombineRowBytes()));
+      WriteRow(args, ops, positions + j * local_top_k, At<char>(slot, payload_offset + j * layout.CombineRowBytes()));
     }
     if (with_scalars) WriteScalars(args, positions, rows, slot);
     ZeroBytes(slot, sizeof(MessageHeader), layout.PlainPayloadOffset());

@@ -19,8 +19,7 @@ double Value(uint32_t bits, int exponent_bits, int mantissa_bits) {
   const int exponent = static_cast<int>(bits >> mantissa_bits & ((1u << exponent_bits) - 1));
   const bool negative = (bits >> (exponent_bits + mantissa_bits) & 1) != 0;
   const double fraction = std::ldexp(mantissa, -mantissa_bits);
-  const double magnitude =
-      exponent == 0 ? std::ldexp(fraction, 1 - bias) : std::ldexp(1 + fraction, exponent - bias);
+  const double magnitude = exponent == 0 ? std::ldexp(fraction, 1 - bias) : std::ldexp(1 + fraction, exponent - bias);
   return negative ? -magnitude : magnitude;
 }
 

@@ -112,13 +112,24 @@ class Benchmark {
 
  private:
   void Send() {
-    DispatchSend({.layout = layout_, .stamp = {}, .t_rows = layout_.shape.max_tokens, .x_type = type_, .x = x_.get(),
-                  .experts = experts_.data(), .weights = weights_.data(), .route = {index_.data(), slot_.data()},
-                  .slots = slots_.data(), .message_bytes = message_bytes_.data()});
+    DispatchSend({.layout = layout_,
+                  .stamp = {},
+                  .t_rows = layout_.shape.max_tokens,
+                  .x_type = type_,
+                  .x = x_.get(),
+                  .experts = experts_.data(),
+                  .weights = weights_.data(),
+                  .route = {index_.data(), slot_.data()},
+                  .slots = slots_.data(),
+                  .message_bytes = message_bytes_.data()});
   }
   void Receive() {
-    DispatchReceive({.layout = layout_, .slots = slots_.data(), .tokens_type = type_, .tokens = tokens_.get(),
-                     .weights = row_weights_.data(), .group_sizes = group_sizes_.data(),
+    DispatchReceive({.layout = layout_,
+                     .slots = slots_.data(),
+                     .tokens_type = type_,
+                     .tokens = tokens_.get(),
+                     .weights = row_weights_.data(),
+                     .group_sizes = group_sizes_.data(),
                      .route = {positions_.data(), rows_received_.data()}});
   }
   void Check() {
@@ -127,24 +138,43 @@ class Benchmark {
     }
   }
   void SendSums(bool weighted) {
-    CombineSend({.layout = layout_, .stamp = {}, .y_type = type_, .y = y_.get(),
+    CombineSend({.layout = layout_,
+                 .stamp = {},
+                 .y_type = type_,
+                 .y = y_.get(),
                  .row_weights = weighted ? row_weights_.data() : nullptr,
-                 .route = {positions_.data(), rows_received_.data()}, .slots = slots_.data(),
+                 .route = {positions_.data(), rows_received_.data()},
+                 .slots = slots_.data(),
                  .message_bytes = message_bytes_.data()});
   }
   void ReceiveSums() {
-    CombineReceive({.layout = layout_, .slots = slots_.data(), .t_rows = layout_.shape.max_tokens,
-                    .route = {index_.data(), slot_.data()}, .out_type = type_, .out = x_.get()});
+    CombineReceive({.layout = layout_,
+                    .slots = slots_.data(),
+                    .t_rows = layout_.shape.max_tokens,
+                    .route = {index_.data(), slot_.data()},
+                    .out_type = type_,
+                    .out = x_.get()});
   }
   void SendAgain() {
-    RedispatchSend({.layout = layout_, .stamp = {}, .t_rows = layout_.shape.max_tokens, .x_type = type_, .x = x_.get(),
-                    .route = {index_.data(), nullptr}, .slots = slots_.data(),
+    RedispatchSend({.layout = layout_,
+                    .stamp = {},
+                    .t_rows = layout_.shape.max_tokens,
+                    .x_type = type_,
+                    .x = x_.get(),
+                    .route = {index_.data(), nullptr},
+                    .slots = slots_.data(),
                     .message_bytes = message_bytes_.data()});
   }
   void ReceiveAgain() {
-    RedispatchReceive({.layout = layout_, .slots = slots_.data(), .route = {positions_.data(), rows_received_.data()},
-                       .row_weights = row_weights_.data(), .y_type = type_, .y = y_.get(), .out_type = type_,
-                       .out = tokens_.get(), .dots = dots_.data()});
+    RedispatchReceive({.layout = layout_,
+                       .slots = slots_.data(),
+                       .route = {positions_.data(), rows_received_.data()},
+                       .row_weights = row_weights_.data(),
+                       .y_type = type_,
+                       .y = y_.get(),
+                       .out_type = type_,
+                       .out = tokens_.get(),
+                       .dots = dots_.data()});
   }
 
   SlotLayout layout_;

@@ -42,8 +42,8 @@ class Array {
 };
 
 enum class Routing { kUniform, kFirstExpert, kLastExpert, kOneRank, kZipf, kNone, kLastRowOnly };
-inline constexpr Routing kAllRoutings[] = {Routing::kUniform, Routing::kFirstExpert, Routing::kLastExpert,
-                                           Routing::kOneRank, Routing::kZipf,        Routing::kNone,
+inline constexpr Routing kAllRoutings[] = {Routing::kUniform,    Routing::kFirstExpert, Routing::kLastExpert,
+                                           Routing::kOneRank,    Routing::kZipf,        Routing::kNone,
                                            Routing::kLastRowOnly};
 
 struct WorldConfig {
@@ -54,7 +54,7 @@ struct WorldConfig {
   int32_t hidden = 8;
   int64_t capacity = -1;  // -1: enough for anything
   Routing routing = Routing::kUniform;
-  bool odd_ids = true;       // some ids that route nowhere, and some twice in a token
+  bool odd_ids = true;        // some ids that route nowhere, and some twice in a token
   bool full_batches = false;  // else t_rows of each rank is random, 0 and max_tokens included
   ElementType x_type = ElementType::kFloat32;
   ElementType dispatch_type = ElementType::kFloat32;
@@ -70,12 +70,12 @@ struct WorldConfig {
 struct RankState {
   SlotLayout layout;
   int32_t t_rows = 0;
-  Array x;                      // [t_rows, H]
-  std::vector<int32_t> experts;  // [t_rows, K]
-  std::vector<float> weights;    // [t_rows, K]
-  std::vector<int32_t> index;    // [t_rows, N]
-  std::vector<int32_t> slot;     // [t_rows, K]
-  Array tokens;                 // [C, H]
+  Array x;                           // [t_rows, H]
+  std::vector<int32_t> experts;      // [t_rows, K]
+  std::vector<float> weights;        // [t_rows, K]
+  std::vector<int32_t> index;        // [t_rows, N]
+  std::vector<int32_t> slot;         // [t_rows, K]
+  Array tokens;                      // [C, H]
   std::vector<float> row_weights;    // [C]
   std::vector<int32_t> group_sizes;  // [experts_per_rank]
   std::vector<int32_t> positions;    // [N, T, L]

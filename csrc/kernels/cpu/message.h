@@ -26,9 +26,7 @@ inline int64_t IndexBelow(int32_t value, int64_t bound) {
   return static_cast<uint32_t>(value) < static_cast<uint64_t>(bound) ? value : -1;
 }
 
-inline int64_t CountBelow(int32_t value, int64_t bound) {
-  return value < 0 ? 0 : value < bound ? value : bound;
-}
+inline int64_t CountBelow(int32_t value, int64_t bound) { return value < 0 ? 0 : value < bound ? value : bound; }
 
 // Zeroes bytes [begin, end) of a slot: messages hold nothing but what the kernels were given.
 inline void ZeroBytes(void* slot, int64_t begin, int64_t end) {

@@ -56,9 +56,7 @@ std::vector<std::vector<ExpertRow>> ExpectedRows(World& world, int64_t rank) {
 }
 
 // The same number, or a NaN for a NaN.
-bool SameFloat(float a, float b) {
-  return std::memcmp(&a, &b, sizeof(float)) == 0 || (std::isnan(a) && std::isnan(b));
-}
+bool SameFloat(float a, float b) { return std::memcmp(&a, &b, sizeof(float)) == 0 || (std::isnan(a) && std::isnan(b)); }
 
 class Checker {
  public:
@@ -395,9 +393,16 @@ WorldConfig RandomConfig(std::mt19937_64& random) {
 TEST(MoeKernelsTest, OneTokenOneRank) { RunAll({}, 1); }
 
 TEST(MoeKernelsTest, TypicalDecode) {
-  RunAll({.ranks = 8, .experts = 64, .max_tokens = 16, .top_k = 8, .hidden = 256, .x_type = ElementType::kBfloat16,
-          .dispatch_type = ElementType::kBfloat16, .tokens_type = ElementType::kBfloat16,
-          .y_type = ElementType::kBfloat16, .combine_type = ElementType::kBfloat16,
+  RunAll({.ranks = 8,
+          .experts = 64,
+          .max_tokens = 16,
+          .top_k = 8,
+          .hidden = 256,
+          .x_type = ElementType::kBfloat16,
+          .dispatch_type = ElementType::kBfloat16,
+          .tokens_type = ElementType::kBfloat16,
+          .y_type = ElementType::kBfloat16,
+          .combine_type = ElementType::kBfloat16,
           .out_type = ElementType::kBfloat16},
          2);
 }

@@ -18,9 +18,12 @@ constexpr int64_t kPatienceUs = 60'000'000;
 
 std::string PlacementName(NodePlacement placement) {
   switch (placement) {
-    case NodePlacement::kOneThread: return "OneThread";
-    case NodePlacement::kThreads: return "Threads";
-    case NodePlacement::kProcesses: return "Processes";
+    case NodePlacement::kOneThread:
+      return "OneThread";
+    case NodePlacement::kThreads:
+      return "Threads";
+    case NodePlacement::kProcesses:
+      return "Processes";
   }
   return "Unknown";
 }
@@ -167,10 +170,18 @@ void DomainConformance::Sort(TestNode& node, const std::vector<Completion>& comp
   for (const Completion& completion : completions) {
     switch (completion.kind) {
       case CompletionKind::kWrite:
-      case CompletionKind::kSend: node.own.push_back(completion); break;
-      case CompletionKind::kReceive: node.receives.push_back(completion); break;
-      case CompletionKind::kImmediate: node.immediates.push_back(completion); break;
-      case CompletionKind::kPeerFault: node.faults.push_back(completion); break;
+      case CompletionKind::kSend:
+        node.own.push_back(completion);
+        break;
+      case CompletionKind::kReceive:
+        node.receives.push_back(completion);
+        break;
+      case CompletionKind::kImmediate:
+        node.immediates.push_back(completion);
+        break;
+      case CompletionKind::kPeerFault:
+        node.faults.push_back(completion);
+        break;
     }
   }
 }

@@ -23,10 +23,10 @@ struct ConformanceCase {
   std::string fabric;
   NodePlacement placement = NodePlacement::kOneThread;
   // What a transport cannot do; the tests say what they skip.
-  bool survives_bad_writes = true;   // a refused write leaves the connection usable
+  bool survives_bad_writes = true;  // a refused write leaves the connection usable
   bool connects_to_itself = true;
-  bool notices_death = true;         // of a peer, within the tests' patience
-  uint64_t largest_write = 64 << 20; // lower it where the transport is slow
+  bool notices_death = true;          // of a peer, within the tests' patience
+  uint64_t largest_write = 64 << 20;  // lower it where the transport is slow
 };
 
 std::string CaseName(const testing::TestParamInfo<ConformanceCase>& info);
@@ -35,12 +35,12 @@ void PrintTo(const ConformanceCase& value, std::ostream* out);
 // A node with what the tests know about it.
 struct TestNode {
   std::unique_ptr<Node> node;
-  std::vector<PeerId> peers;               // by the index of the other node
-  std::vector<Completion> own;             // kWrite and kSend
+  std::vector<PeerId> peers;    // by the index of the other node
+  std::vector<Completion> own;  // kWrite and kSend
   std::vector<Completion> immediates;
   std::vector<Completion> receives;
   std::vector<Completion> faults;
-  uint64_t posted = 0;                     // requests of which `own` must get one completion each
+  uint64_t posted = 0;  // requests of which `own` must get one completion each
 
   Node* operator->() const { return node.get(); }
 };

@@ -16,8 +16,25 @@
 namespace jax_fabric::conformance {
 
 enum class Command : uint32_t {
-  kAddress, kLimits, kAddPeer, kState, kRemovePeer, kLastError, kAllocate, kRegister, kDeregister, kPostWrites,
-  kPostSends, kPostReceives, kPoll, kFill, kFillByte, kCheck, kCheckByte, kMapRemote, kQuit,
+  kAddress,
+  kLimits,
+  kAddPeer,
+  kState,
+  kRemovePeer,
+  kLastError,
+  kAllocate,
+  kRegister,
+  kDeregister,
+  kPostWrites,
+  kPostSends,
+  kPostReceives,
+  kPoll,
+  kFill,
+  kFillByte,
+  kCheck,
+  kCheckByte,
+  kMapRemote,
+  kQuit,
 };
 
 // A command with its arguments, or its answer.

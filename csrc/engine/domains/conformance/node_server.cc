@@ -24,24 +24,45 @@ Parcel Answer(const PostOutcome& outcome) {
 Parcel Execute(Node& node, std::vector<Completion>& inbox, Command command, Parcel& in) {
   Parcel out;
   switch (command) {
-    case Command::kAddress: out.PutAll(std::span<const std::byte>(node.Address())); break;
-    case Command::kLimits: out.Put(node.Limits()); break;
-    case Command::kAddPeer: out.PutResult(node.AddPeer(in.GetAll<std::byte>())); break;
-    case Command::kState: out.Put(node.State(in.Get<PeerId>())); break;
-    case Command::kRemovePeer: node.RemovePeer(in.Get<PeerId>()); break;
-    case Command::kLastError: out.PutText(node.LastError()); break;
-    case Command::kAllocate: out.PutResult(node.Allocate(in.Get<uint64_t>())); break;
+    case Command::kAddress:
+      out.PutAll(std::span<const std::byte>(node.Address()));
+      break;
+    case Command::kLimits:
+      out.Put(node.Limits());
+      break;
+    case Command::kAddPeer:
+      out.PutResult(node.AddPeer(in.GetAll<std::byte>()));
+      break;
+    case Command::kState:
+      out.Put(node.State(in.Get<PeerId>()));
+      break;
+    case Command::kRemovePeer:
+      node.RemovePeer(in.Get<PeerId>());
+      break;
+    case Command::kLastError:
+      out.PutText(node.LastError());
+      break;
+    case Command::kAllocate:
+      out.PutResult(node.Allocate(in.Get<uint64_t>()));
+      break;
     case Command::kRegister: {
       const auto address = in.Get<uint64_t>();
       const auto length = in.Get<uint64_t>();
       out.PutResult(node.Register(address, length, in.Get<Access>()));
       break;
     }
-    case Command::kDeregister: out.PutResult(node.Deregister(in.Get<MemoryRegion>())); break;
-    case Command::kPostWrites: return Answer(node.PostWrites(in.GetAll<WriteRequest>()));
-    case Command::kPostSends: return Answer(node.PostSends(in.GetAll<SendRequest>()));
-    case Command::kPostReceives: return Answer(node.PostReceives(in.GetAll<ReceiveRequest>()));
-    case Command::kPoll: out.PutAll(std::span<const Completion>(std::exchange(inbox, {}))); break;
+    case Command::kDeregister:
+      out.PutResult(node.Deregister(in.Get<MemoryRegion>()));
+      break;
+    case Command::kPostWrites:
+      return Answer(node.PostWrites(in.GetAll<WriteRequest>()));
+    case Command::kPostSends:
+      return Answer(node.PostSends(in.GetAll<SendRequest>()));
+    case Command::kPostReceives:
+      return Answer(node.PostReceives(in.GetAll<ReceiveRequest>()));
+    case Command::kPoll:
+      out.PutAll(std::span<const Completion>(std::exchange(inbox, {})));
+      break;
     case Command::kFill:
     case Command::kFillByte:
     case Command::kCheck:
@@ -63,7 +84,8 @@ Parcel Execute(Node& node, std::vector<Completion>& inbox, Command command, Parc
       out.Put(node.MapRemote(peer, address, key, in.Get<uint64_t>()));
       break;
     }
-    case Command::kQuit: break;
+    case Command::kQuit:
+      break;
   }
   return out;
 }

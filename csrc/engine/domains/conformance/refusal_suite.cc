@@ -41,8 +41,7 @@ TEST_P(DomainConformance, BadWritesAreRefusedAndTouchNothing) {
   cases.emplace_back("key 0", With(good, &WriteRequest::remote_key, 0));
   cases.emplace_back("key of all ones", With(good, &WriteRequest::remote_key, ~uint64_t{0}));
   cases.emplace_back("memory without remote write", MakeWrite(0, 1, source, closed, 64, 0, 0, 77));
-  cases.emplace_back("one byte too far",
-                     With(good, &WriteRequest::remote_address, begin + kLength - good.length + 1));
+  cases.emplace_back("one byte too far", With(good, &WriteRequest::remote_address, begin + kLength - good.length + 1));
   cases.emplace_back("one byte too early", With(good, &WriteRequest::remote_address, begin - 1));
   cases.emplace_back("one byte too long", MakeWrite(0, 1, source, target, kLength, 0, 1, 77));
   cases.emplace_back("an address that wraps around", With(good, &WriteRequest::remote_address, ~uint64_t{0} - 31));

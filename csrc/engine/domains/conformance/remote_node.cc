@@ -48,8 +48,12 @@ Result<std::unique_ptr<RemoteNode>> RemoteNode::StartProcess(const std::string& 
   JF_ASSIGN_OR_RETURN(auto sockets, MakeSocketPair());
   std::unique_ptr<RemoteNode> node(new RemoteNode(std::move(sockets.first)));
   constexpr int kChildSocket = 3;
-  std::array<std::string, 6> words = {"conformance_node", "--conformance_node", fabric, std::to_string(kChildSocket),
-                                      std::to_string(shape.max_outstanding), std::to_string(shape.max_receives)};
+  std::array<std::string, 6> words = {"conformance_node",
+                                      "--conformance_node",
+                                      fabric,
+                                      std::to_string(kChildSocket),
+                                      std::to_string(shape.max_outstanding),
+                                      std::to_string(shape.max_receives)};
   std::array<char*, 7> arguments = {};
   for (size_t i = 0; i < words.size(); ++i) arguments[i] = words[i].data();
 

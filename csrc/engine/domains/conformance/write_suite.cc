@@ -17,8 +17,8 @@ TEST_P(DomainConformance, WritesOfEverySizeTouchNothingElse) {
   const Buffer target = MakeBuffer(1, limit + 2 * kGuard + 3);
   nodes_[0]->Fill(source.address, source.length, 1);
   uint32_t immediate = 0;
-  for (const uint64_t length : std::initializer_list<uint64_t>{0, 1, 7, 8, 63, 64, 65, 4095, 4096, 4097, 1 << 20,
-                                                              64 << 20}) {
+  for (const uint64_t length :
+       std::initializer_list<uint64_t>{0, 1, 7, 8, 63, 64, 65, 4095, 4096, 4097, 1 << 20, 64 << 20}) {
     if (length > limit) continue;
     SCOPED_TRACE(length);
     // Odd offsets on both sides; patterns have a period of 8 bytes in the source offset.

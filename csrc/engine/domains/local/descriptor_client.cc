@@ -66,8 +66,7 @@ Result<bool> DescriptorClient::Connect() {
   }
   ucred credentials = {};
   socklen_t size = sizeof(credentials);
-  if (getsockopt(connection.get(), SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0 ||
-      credentials.uid != geteuid()) {
+  if (getsockopt(connection.get(), SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0 || credentials.uid != geteuid()) {
     return MakeError(ErrorCode::kPermissionDenied,
                      "the Unix socket @{} belongs to user {} and this process to {}: run all ranks as one user",
                      socket_name_, credentials.uid, geteuid());

@@ -149,8 +149,8 @@ void DescriptorServer::Answer(int socket, const DescriptorRequest& request) cons
     return Reply(socket, reply, descriptors);
   }
   if (request.kind != DescriptorRequest::kMemory) {
-    return ReplyError(socket, Error{ErrorCode::kUnimplemented,
-                                    fmt::format("request of kind {} is unknown here", request.kind)});
+    return ReplyError(
+        socket, Error{ErrorCode::kUnimplemented, fmt::format("request of kind {} is unknown here", request.kind)});
   }
   const auto file = endpoint->regions->FileOf(request.key);
   if (!file.has_value()) return ReplyError(socket, file.error());

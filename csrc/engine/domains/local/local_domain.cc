@@ -131,7 +131,8 @@ Result<MemoryRegion> LocalDomain::RegisterMemory(void* address, uint64_t length,
   if (kind != MemoryKind::kHost) {
     return MakeError(ErrorCode::kUnimplemented,
                      "local domain: memory kind {} cannot be registered, only host memory: device memory of one node "
-                     "moves by kernel stores", static_cast<int>(kind));
+                     "moves by kernel stores",
+                     static_cast<int>(kind));
   }
   const auto begin = reinterpret_cast<uint64_t>(address);
   if (length > limits_.max_region_bytes || begin + length < begin || (address == nullptr && length > 0)) {
@@ -200,7 +201,8 @@ Status LocalDomain::AddProcessPeer(LocalPeer& peer) {
   if (process.machine != hub_.process().machine) {
     return MakeError(ErrorCode::kInvalidArgument,
                      "local domain: {} runs on another machine or in another container (pid and network namespaces "
-                     "must be the same): use a network domain, or share the namespaces", peer.label());
+                     "must be the same): use a network domain, or share the namespaces",
+                     peer.label());
   }
   if (process == hub_.process() || !ProcessIsAlive(process.pid, process.start_time)) {
     return MakeError(ErrorCode::kUnavailable,

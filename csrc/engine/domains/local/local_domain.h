@@ -20,11 +20,11 @@ namespace jax_fabric {
 
 struct LocalDomainOptions {
   std::string name = "local";
-  uint32_t max_outstanding = 4096;       // writes and sends posted and not yet polled
+  uint32_t max_outstanding = 4096;  // writes and sends posted and not yet polled
   uint32_t max_receives = 1024;
-  uint32_t max_message_bytes = 16384;    // at most 64 MiB
-  uint32_t max_peers = 1024;             // domains that send to this one at one time
-  uint32_t max_regions = 4096;           // registered at one time, at most 2^20
+  uint32_t max_message_bytes = 16384;  // at most 64 MiB
+  uint32_t max_peers = 1024;           // domains that send to this one at one time
+  uint32_t max_regions = 4096;         // registered at one time, at most 2^20
   // Per sender, rounded up to powers of two. A sender that finds them full is answered kAgain.
   uint32_t immediate_slots = 4096;
   uint32_t message_slots = 256;

@@ -39,11 +39,13 @@ TEST(LocalDomainBasic, TwoDomainsOneThread) {
   EXPECT_EQ(a->DeregisterMemory(from).error().code, ErrorCode::kFailedPrecondition);
 
   std::array<Completion, 8> got;
-  while (a->Poll(got) == 0) {}
+  while (a->Poll(got) == 0) {
+  }
   EXPECT_EQ(got[0].kind, CompletionKind::kWrite);
   EXPECT_EQ(got[0].context, 42u);
   EXPECT_EQ(got[0].code, ErrorCode::kOk);
-  while (b->Poll(got) == 0) {}
+  while (b->Poll(got) == 0) {
+  }
   EXPECT_EQ(got[0].kind, CompletionKind::kImmediate);
   EXPECT_EQ(got[0].immediate, 7u);
   EXPECT_EQ(got[0].peer, Completion::kUnknownPeer);

@@ -93,9 +93,9 @@ Completion LocalDomain::Deliver(const LaneReader& lane, ByteView message) {
   if (receive.length > 0) regions_.Release(receive.local_key);
   if (message.size() > receive.length) {
     completion.code = ErrorCode::kOutOfRange;
-    last_error_ = fmt::format(
-        "a message of {} bytes came for a receive buffer of {}: post buffers of max_message_bytes", message.size(),
-        receive.length);
+    last_error_ =
+        fmt::format("a message of {} bytes came for a receive buffer of {}: post buffers of max_message_bytes",
+                    message.size(), receive.length);
   }
   return completion;
 }
@@ -167,9 +167,8 @@ bool LocalDomain::SomethingCame() const {
   for (const LaneReader& lane : lanes_) {
     if (lane.HasImmediateAfterArming() || (!receives_.empty() && lane.HasMessageAfterArming())) return true;
   }
-  return std::any_of(live_.begin(), live_.end(), [](const LocalPeer* peer) {
-    return peer->state() == PeerState::kReady && peer->closed();
-  });
+  return std::any_of(live_.begin(), live_.end(),
+                     [](const LocalPeer* peer) { return peer->state() == PeerState::kReady && peer->closed(); });
 }
 
 void LocalDomain::Disarm() {

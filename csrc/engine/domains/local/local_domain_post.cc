@@ -20,9 +20,8 @@ PostResult LocalDomain::CheckPost(const char* operation, PeerId id, uint64_t loc
   const PeerState state = peer->state();
   if (state == PeerState::kConnecting) return PostResult::kAgain;
   if (state != PeerState::kReady) {
-    return Reject({ErrorCode::kUnavailable,
-                   fmt::format("{}: {} {}", operation, peer->label(),
-                               state == PeerState::kFailed ? "is lost" : "was removed")});
+    return Reject({ErrorCode::kUnavailable, fmt::format("{}: {} {}", operation, peer->label(),
+                                                        state == PeerState::kFailed ? "is lost" : "was removed")});
   }
   if (peer->closed()) {
     FailPeer(*peer, ErrorCode::kUnavailable, "its domain was closed");
@@ -39,12 +38,11 @@ PostResult LocalDomain::CheckPost(const char* operation, PeerId id, uint64_t loc
 }
 
 PostResult LocalDomain::PostWrite(const WriteRequest& request) {
-  const PostResult check =
-      CheckPost("write", request.peer, request.local_key, request.source, request.length);
+  const PostResult check = CheckPost("write", request.peer, request.local_key, request.source, request.length);
   if (check != PostResult::kPosted) return check;
   if (request.length > limits_.max_write_bytes) {
-    return Reject({ErrorCode::kInvalidArgument, fmt::format("write of {} bytes: at most {} at once", request.length,
-                                                            limits_.max_write_bytes)});
+    return Reject({ErrorCode::kInvalidArgument,
+                   fmt::format("write of {} bytes: at most {} at once", request.length, limits_.max_write_bytes)});
   }
   LocalPeer& peer = *peers_[request.peer];
   if (request.immediate && !peer.lane().HasImmediateRoom()) {

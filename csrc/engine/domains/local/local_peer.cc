@@ -58,8 +58,8 @@ std::optional<Status> LocalPeer::PollConnect(const LocalDomainOptions& options, 
 
 Status LocalPeer::Attach(const LocalDomainOptions& options, ReceivedDescriptors received, const ProcessIdentity& self,
                          uint64_t incarnation) {
-  JF_ASSIGN_OR_RETURN(auto mailbox, Mailbox::Map(std::move(received.descriptors[0]),
-                                                 std::move(received.descriptors[1]), address_.incarnation));
+  JF_ASSIGN_OR_RETURN(auto mailbox, Mailbox::Map(std::move(received.descriptors[0]), std::move(received.descriptors[1]),
+                                                 address_.incarnation));
   if (options.use_pidfd) {
     pidfd_ = UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, static_cast<pid_t>(address_.process.pid), 0)));
   }
@@ -92,7 +92,8 @@ LocalPeer::Entered LocalPeer::Enter(uint64_t key, uint64_t address, uint64_t len
   if (key == 0 || index >= mailbox_->geometry().regions || !lane_->EnterRegion(index, key)) {
     error = {ErrorCode::kPermissionDenied,
              fmt::format("remote key {:#x} is not (or no longer) registered at {}: use the key of its descriptor, and "
-                         "deregister only after the last write", key, label_)};
+                         "deregister only after the last write",
+                         key, label_)};
     return Entered::kRefused;
   }
   const RegionEntry& region = mailbox_->region(index);
@@ -129,8 +130,8 @@ LocalPeer::Entered LocalPeer::Enter(uint64_t key, uint64_t address, uint64_t len
     return Entered::kRefused;
   }
   entered_mapped_ = true;
-  entered_shift_ = reinterpret_cast<uint64_t>((*mapping)->data()) + offset -
-                   region.address.load(std::memory_order_relaxed);
+  entered_shift_ =
+      reinterpret_cast<uint64_t>((*mapping)->data()) + offset - region.address.load(std::memory_order_relaxed);
   return Entered::kYes;
 }
 

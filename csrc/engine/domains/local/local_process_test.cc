@@ -158,7 +158,10 @@ TEST_F(LocalProcess, KilledWhileItSendsAndReceives) {
         faults += got[looked_at].kind == CompletionKind::kPeerFault;
       }
     };
-    EXPECT_TRUE(Until(*domain, got, [&] { count(); return finished >= posted && faults > 0; }));
+    EXPECT_TRUE(Until(*domain, got, [&] {
+      count();
+      return finished >= posted && faults > 0;
+    }));
     EXPECT_EQ(finished, posted);
     EXPECT_EQ(faults, 1u);
     EXPECT_EQ(domain->peer_state(peer), PeerState::kFailed);

@@ -42,7 +42,7 @@ inline bool Until(Domain& domain, std::vector<Completion>& got, const std::funct
 }
 
 inline WriteRequest MakeWrite(PeerId peer, const MemoryRegion& from, const MemoryRegion& to, uint64_t length,
-                       std::optional<uint32_t> immediate) {
+                              std::optional<uint32_t> immediate) {
   WriteRequest write;
   write.peer = peer;
   write.source = reinterpret_cast<const void*>(from.address);

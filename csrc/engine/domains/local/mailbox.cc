@@ -1,5 +1,6 @@
 #include "csrc/engine/domains/local/mailbox.h"
 
+#include <fmt/format.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -7,8 +8,6 @@
 #include <cerrno>
 #include <cstring>
 #include <utility>
-
-#include <fmt/format.h>
 
 namespace jax_fabric::local {
 namespace {
@@ -21,8 +20,8 @@ Status Mailbox::SetGeometry(const MailboxGeometry& g) {
   const bool usable = g.lanes > 0 && g.lanes <= 1u << 16 && g.regions > 0 && g.regions <= 1u << 20 &&
                       std::has_single_bit(g.immediates) && g.immediates <= 1u << 20 &&
                       std::has_single_bit(g.messages) && g.messages <= 1u << 20 &&
-                      std::has_single_bit(g.message_bytes) && g.message_bytes >= 64 &&
-                      g.message_bytes <= 1u << 30 && g.max_message_bytes <= g.message_bytes / 2;
+                      std::has_single_bit(g.message_bytes) && g.message_bytes >= 64 && g.message_bytes <= 1u << 30 &&
+                      g.max_message_bytes <= g.message_bytes / 2;
   if (!usable) {
     return MakeError(ErrorCode::kInvalidArgument,
                      "local mailbox: {} lanes, {} regions, {} immediates, {} messages, {} message bytes, {} bytes a "
@@ -32,8 +31,8 @@ Status Mailbox::SetGeometry(const MailboxGeometry& g) {
   geometry_ = g;
   regions_offset_ = kPage + RoundUp(uint64_t{g.lanes} * sizeof(std::atomic<uint64_t>), kPage);
   lanes_offset_ = regions_offset_ + RoundUp(uint64_t{g.regions} * sizeof(RegionEntry), kPage);
-  lane_stride_ = RoundUp(
-      sizeof(LaneHeader) + (uint64_t{g.immediates} + g.messages) * sizeof(Slot) + g.message_bytes, kPage);
+  lane_stride_ =
+      RoundUp(sizeof(LaneHeader) + (uint64_t{g.immediates} + g.messages) * sizeof(Slot) + g.message_bytes, kPage);
   return {};
 }
 
@@ -41,8 +40,8 @@ Result<std::shared_ptr<Mailbox>> Mailbox::Create(const MailboxGeometry& geometry
   static_assert(sizeof(MailboxHeader) <= kPage);
   auto mailbox = std::make_shared<Mailbox>();
   JF_RETURN_IF_ERROR(mailbox->SetGeometry(geometry));
-  JF_ASSIGN_OR_RETURN(mailbox->memory_, CreateMemoryFile(fmt::format("jax_fabric-mailbox-{:016x}", incarnation),
-                                                         mailbox->TotalBytes()));
+  JF_ASSIGN_OR_RETURN(mailbox->memory_,
+                      CreateMemoryFile(fmt::format("jax_fabric-mailbox-{:016x}", incarnation), mailbox->TotalBytes()));
   JF_ASSIGN_OR_RETURN(mailbox->mapping_, MemoryMapping::Map(mailbox->memory_.get()));
   mailbox->doorbell_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!mailbox->doorbell_.valid()) {

@@ -21,11 +21,11 @@ inline constexpr uint64_t kCacheLine = 64;
 inline constexpr uint64_t kPage = 4096;
 
 struct MailboxGeometry {
-  uint32_t lanes = 0;              // senders at one time
-  uint32_t regions = 0;            // registered at one time
-  uint32_t immediates = 0;         // slots of a lane; a power of two
-  uint32_t messages = 0;           // slots of a lane; a power of two
-  uint32_t message_bytes = 0;      // payload ring of a lane; a power of two, at least 2 * max_message_bytes
+  uint32_t lanes = 0;          // senders at one time
+  uint32_t regions = 0;        // registered at one time
+  uint32_t immediates = 0;     // slots of a lane; a power of two
+  uint32_t messages = 0;       // slots of a lane; a power of two
+  uint32_t message_bytes = 0;  // payload ring of a lane; a power of two, at least 2 * max_message_bytes
   uint32_t max_message_bytes = 0;
 
   bool operator==(const MailboxGeometry&) const = default;
@@ -38,16 +38,16 @@ struct MailboxHeader {
   uint64_t self_address = 0;  // of this header in the owner's address space: peers probe process_vm_* with it
   MailboxGeometry geometry;
 
-  alignas(kCacheLine) std::atomic<uint32_t> closed{0};        // 1: the owner is going away
-  std::atomic<uint32_t> lane_changes{0};                      // counts lanes that were claimed or closed
-  alignas(kCacheLine) std::atomic<uint32_t> armed{0};         // 1: the owner sleeps or is about to; ring the bell
+  alignas(kCacheLine) std::atomic<uint32_t> closed{0};  // 1: the owner is going away
+  std::atomic<uint32_t> lane_changes{0};                // counts lanes that were claimed or closed
+  alignas(kCacheLine) std::atomic<uint32_t> armed{0};   // 1: the owner sleeps or is about to; ring the bell
 };
 
 // A registered range. `key` is 0 while the entry is free; the other fields are constant while it is not, and the
 // owner reuses an entry only after no sender is inside it (LaneHeader::target).
 struct alignas(kCacheLine) RegionEntry {
   std::atomic<uint64_t> key;
-  std::atomic<uint64_t> address;        // in the owner's address space
+  std::atomic<uint64_t> address;  // in the owner's address space
   std::atomic<uint64_t> length;
   std::atomic<uint64_t> memory_id;      // of the SharedMemory that contains it; 0: other processes cannot map it
   std::atomic<uint64_t> memory_offset;  // of the region's first byte in that memory
@@ -58,9 +58,7 @@ struct alignas(kCacheLine) RegionEntry {
 // lie together, so that looking for lanes in use does not touch (and thereby allocate) the pages of the others.
 enum class LaneState : uint32_t { kFree = 0, kClaiming = 1, kActive = 2, kClosing = 3 };
 
-constexpr uint64_t LaneOwner(LaneState state, uint32_t pid) {
-  return static_cast<uint64_t>(state) << 32 | pid;
-}
+constexpr uint64_t LaneOwner(LaneState state, uint32_t pid) { return static_cast<uint64_t>(state) << 32 | pid; }
 constexpr LaneState LaneOwnerState(uint64_t owner) { return static_cast<LaneState>(owner >> 32); }
 constexpr uint32_t LaneOwnerPid(uint64_t owner) { return static_cast<uint32_t>(owner); }
 

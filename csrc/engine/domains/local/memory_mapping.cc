@@ -15,8 +15,8 @@ Result<UniqueFd> CreateMemoryFile(const std::string& name, uint64_t length) {
     return MakeError(ErrorCode::kResourceExhausted, "memfd_create of '{}' failed: {}", name, strerror(errno));
   }
   if (length > static_cast<uint64_t>(INT64_MAX) || ftruncate(fd.get(), static_cast<off_t>(length)) != 0) {
-    return MakeError(ErrorCode::kResourceExhausted, "cannot make the memory file '{}' {} bytes long: {}", name,
-                     length, strerror(errno));
+    return MakeError(ErrorCode::kResourceExhausted, "cannot make the memory file '{}' {} bytes long: {}", name, length,
+                     strerror(errno));
   }
   if (fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     return MakeError(ErrorCode::kInternal, "cannot seal the memory file '{}': {}", name, strerror(errno));

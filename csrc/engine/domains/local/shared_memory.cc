@@ -1,11 +1,11 @@
 #include "csrc/engine/domains/local/shared_memory.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <map>
 #include <mutex>
 #include <utility>
-
-#include <fmt/format.h>
 
 #include "csrc/base/random_bytes.h"
 #include "csrc/engine/domains/local/mailbox_layout.h"
@@ -49,8 +49,8 @@ Result<SharedMemory> AllocateShared(uint64_t length) {
   const uint64_t pages = std::max<uint64_t>(1, (length + local::kPage - 1) / local::kPage);
   auto file = std::make_shared<local::SharedMemoryFile>();
   JF_ASSIGN_OR_RETURN(file->id, RandomId());
-  JF_ASSIGN_OR_RETURN(file->fd, local::CreateMemoryFile(fmt::format("jax_fabric-shared-{:016x}", file->id),
-                                                        pages * local::kPage));
+  JF_ASSIGN_OR_RETURN(
+      file->fd, local::CreateMemoryFile(fmt::format("jax_fabric-shared-{:016x}", file->id), pages * local::kPage));
   JF_ASSIGN_OR_RETURN(file->mapping, local::MemoryMapping::Map(file->fd.get()));
 
   local::SharedMemoryTable& table = local::SharedMemoryTable::Get();

@@ -1,0 +1,88 @@
+"""Configuration of the MoE benchmark."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+#: Peers of a run in one process, and of one in several.
+PEERS_OF_ONE_PROCESS = ("plain_jax",)
+PEERS_OF_PROCESSES = ("gloo", "mpi4jax")
+PEERS = (*PEERS_OF_ONE_PROCESS, *PEERS_OF_PROCESSES)
+
+
+@dataclasses.dataclass(frozen=True)
+class MoeBenchConfig:
+    """Sizes of the exchange and of the run.
+
+    Attributes:
+      ranks: N, devices over which the experts are spread.
+      processes: they share the ranks evenly.
+      tokens: T, of each rank.
+      hidden: H, elements of a token's row.
+      dtype: of the rows.
+      top_k: K, experts of each token.
+      experts: E, over all ranks.
+      peers: to measure against, out of :data:`PEERS`.
+      repetitions: timed calls of each contender.
+      small_repetitions: the same where a call does almost nothing.
+      seed: of rows and routings.
+      timeout_s: of every wait for another rank; long, because the first call compiles.
+    """
+
+    ranks: int = 8
+    processes: int = 1
+    tokens: int = 128
+    hidden: int = 7168
+    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    top_k: int = 8
+    experts: int = 64
+    peers: tuple[str, ...] = PEERS_OF_ONE_PROCESS
+    repetitions: int = 9
+    small_repetitions: int = 200
+    seed: int = 0
+    timeout_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        """Checks the values.
+
+        Raises:
+          ValueError: names the value, and what is accepted.
+        """
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            least = 0 if field.name == "seed" else 1
+            if isinstance(value, int) and value < least:
+                raise ValueError(f"{field.name} is {value}; it must be {least} or more")
+        if self.ranks % self.processes:
+            raise ValueError(
+                f"ranks ({self.ranks}) must be a multiple of processes ({self.processes})"
+            )
+        if self.top_k > self.experts:
+            raise ValueError(f"top_k ({self.top_k}) is more than experts ({self.experts})")
+        if self.dtype not in ("float32", "bfloat16", "float16"):
+            raise ValueError(f"dtype is {self.dtype!r}; it must be float32, bfloat16 or float16")
+        accepted = PEERS_OF_ONE_PROCESS if self.processes == 1 else PEERS_OF_PROCESSES
+        for peer in self.peers:
+            if peer not in accepted:
+                raise ValueError(
+                    f"peer {peer!r} does not run in {self.processes} process(es); "
+                    f"there: {', '.join(accepted)}"
+                )
+        if "mpi4jax" in self.peers and self.ranks != self.processes:
+            raise ValueError("mpi4jax has one rank in each process: ranks must equal processes")
+
+    @property
+    def local_ranks(self) -> int:
+        """Ranks of each process."""
+        return self.ranks // self.processes
+
+    @property
+    def case(self) -> str:
+        """What was measured, for the rows."""
+        ranks = f"{self.ranks} ranks" if self.ranks != 1 else "1 rank"
+        processes = f"{self.processes} processes" if self.processes != 1 else "1 process"
+        return (
+            f"{ranks}, {processes}, T {self.tokens}, H {self.hidden} {self.dtype}, "
+            f"K {self.top_k}, E {self.experts}"
+        )

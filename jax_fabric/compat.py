@@ -16,7 +16,10 @@ def varying_axes(*values: jax.Array) -> frozenset[str]:
     """Mesh axes over which any of the values varies; empty with ``check_vma=False``."""
     axes: frozenset[str] = frozenset()
     for value in values:
-        axes |= frozenset(getattr(jax.typeof(value), "vma", frozenset()))
+        aval = jax.typeof(value)
+        # jax 0.11 and older call it vma, newer ones keep it in the manual axis type.
+        manual = getattr(aval, "manual_axis_type", None)
+        axes |= frozenset(getattr(aval, "vma", frozenset()) if manual is None else manual.varying)
     return axes
 
 

@@ -22,6 +22,8 @@ from jax_fabric.bootstrap import Bootstrap, JaxDistributedBootstrap, LocalBootst
 if TYPE_CHECKING:
     from jax_fabric.moe.config import ExpertParallelConfig
 
+_LONGEST_TIMEOUT_S = 1e9
+
 # How many fabrics this process has made over each set of devices. Processes that share the set made
 # as many; processes that do not share it are not concerned.
 _fabric_counts: collections.Counter[str] = collections.Counter()
@@ -58,16 +60,23 @@ class Fabric:
             initialised.
 
         Raises:
-          ValueError: the mesh has devices of an unsupported platform, or none of this process.
+          ValueError: an argument is wrong; the mesh has devices of an unsupported platform, or none
+            of this process.
           RuntimeError: the environment would let XLA deadlock; the message has the line to set.
         """
+        if not isinstance(mesh, jax.sharding.Mesh):
+            raise ValueError(f"mesh={mesh!r}: must be a jax.sharding.Mesh, with its devices")
         platforms = sorted({device.platform for device in mesh.devices.flat})
         if platforms != ["cpu"]:
             raise ValueError(
                 f"mesh: devices of platform {', '.join(platforms)}: only cpu devices are supported yet"
             )
-        if not timeout_s > 0:
-            raise ValueError(f"timeout_s={timeout_s!r}: must be above 0 seconds")
+        if not 0 < timeout_s <= _LONGEST_TIMEOUT_S:
+            raise ValueError(
+                f"timeout_s={timeout_s!r}: must be above 0 and at most {_LONGEST_TIMEOUT_S:g} seconds"
+            )
+        if worker_threads is not None and worker_threads < 1:
+            raise ValueError(f"worker_threads={worker_threads!r}: must be at least 1, or None")
         self._local_devices = [
             device for device in mesh.devices.flat if device.process_index == jax.process_index()
         ]
@@ -103,7 +112,7 @@ class Fabric:
         error: BaseException | None,
         trace: types.TracebackType | None,
     ) -> None:
-        """Closes; if nothing was raised, waits for results first and raises what ``check`` finds."""
+        """Closes; if nothing was raised, waits for results and raises what ``check`` finds."""
         try:
             if kind is None and not self._closed:
                 self._wait_for_results()
@@ -240,16 +249,14 @@ def _default_bootstrap(mesh: jax.sharding.Mesh) -> Bootstrap:
     client = compat.distributed_client()
     if client is None:
         raise RuntimeError(
-            f"mesh: spans {len(processes)} processes: call jax.distributed.initialize() first, or pass "
-            f"bootstrap="
+            f"mesh: spans {len(processes)} processes: call jax.distributed.initialize() first, or "
+            f"pass bootstrap="
         )
     return JaxDistributedBootstrap(client)
 
 
 def _check_thread_pool(local_devices: int) -> None:
-    """XLA:CPU before jaxlib 0.12 can run out of threads when several devices wait for each
-    other.
-    """
+    """XLA:CPU before jaxlib 0.12 can run out of threads when devices wait for each other."""
     if local_devices == 1 or not compat.jaxlib_needs_thread_pool_reserve():
         return
     needed = 4 * local_devices

@@ -48,12 +48,12 @@ def call(
 
     Args:
       target: its registered name.
-      operands: arrays; all vary over the same mesh axes.
+      operands: arrays.
       results: shape and dtype of each result.
       **attributes: static; integers have 64 bits in the call.
 
     Returns:
-      One array for each entry of ``results``, varying over the same axes as the operands.
+      One array for each entry of ``results``, varying over the mesh axes of all operands.
     """
     types = tuple((tuple(shape), np.dtype(dtype)) for shape, dtype in results)
     values = tuple(
@@ -62,6 +62,6 @@ def call(
     )
     # XLA may clone a call whose operand is a slice or whose result feeds an update; the barriers
     # forbid it.
-    operands = lax.optimization_barrier(tuple(operands))
+    operands = lax.optimization_barrier(compat.make_varying(*operands))
     out = compat.fabric_call_p.bind(*operands, target=target, results=types, attributes=values)
     return tuple(lax.optimization_barrier(tuple(out)))

@@ -64,8 +64,7 @@ TEST(AnnouncementRing, HalfWrittenEntriesAreRefused) {
         std::vector<uint64_t> memory = fresh ? std::vector<uint64_t>(kWords) : before;
         auto* bytes = reinterpret_cast<std::byte*>(memory.data()) + offset;
         const auto* source = reinterpret_cast<const std::byte*>(after.data()) + offset;
-        std::memcpy(prefix ? bytes : bytes + split, prefix ? source : source + split,
-                    prefix ? split : 24 - split);
+        std::memcpy(prefix ? bytes : bytes + split, prefix ? source : source + split, prefix ? split : 24 - split);
         const AnnouncementRing ring(memory.data());
         const bool is_before = std::memcmp(memory.data(), before.data(), AnnouncementRing::kBytes) == 0;
         const bool is_after = std::memcmp(memory.data(), after.data(), AnnouncementRing::kBytes) == 0;

@@ -27,9 +27,8 @@ using testing::Transport;
 class ChannelFailure : public ::testing::TestWithParam<std::tuple<Transport, Mapping>> {
  protected:
   void Start(int32_t ranks, int32_t channels = 2) {
-    const FabricOptions options{.ranks = ranks,
-                                .transport = std::get<0>(GetParam()),
-                                .mapping = std::get<1>(GetParam())};
+    const FabricOptions options{
+        .ranks = ranks, .transport = std::get<0>(GetParam()), .mapping = std::get<1>(GetParam())};
     fabric_ = std::make_unique<MoeFabric>(options, SmallConfig(ranks, channels));
     fabric_->Connect();
   }
@@ -38,8 +37,7 @@ class ChannelFailure : public ::testing::TestWithParam<std::tuple<Transport, Map
   }
 
   PatternExchange& Submit(int32_t rank, const PatternCall& call, int32_t channel = 0) {
-    operations_.push_back(
-        std::make_unique<PatternExchange>(fabric_->context(rank).config().layout, call));
+    operations_.push_back(std::make_unique<PatternExchange>(fabric_->context(rank).config().layout, call));
     PatternExchange& operation = *operations_.back();
     fabric_->channel(rank, channel).Submit(&operation);
     return operation;
@@ -203,10 +201,13 @@ struct Mismatch {
 TEST_P(ChannelFailure, CallsThatDoNotFit) {
   const std::vector<Mismatch> mismatches = {
       {"signature", [](PatternCall& call) { call.signature = 8; }, "the peer's call has another signature"},
-      {"kind", [](PatternCall& call) { call.kind = ExchangeKind::kRedispatch; },
-       "the peer makes another kind of call"},
+      {"kind", [](PatternCall& call) { call.kind = ExchangeKind::kRedispatch; }, "the peer makes another kind of call"},
       {"rows", [](PatternCall& call) { call.rows = 3; }, "not the rows that the dispatch before calls for"},
-      {"too many rows", [](PatternCall& call) { call.rows = 4; call.check_rows = false; },
+      {"too many rows",
+       [](PatternCall& call) {
+         call.rows = 4;
+         call.check_rows = false;
+       },
        "not the rows that the dispatch before calls for"},
   };
   for (const Mismatch& mismatch : mismatches) {

@@ -52,8 +52,7 @@ std::vector<Call> RandomProgram(std::mt19937_64& random, int32_t channels, int32
   std::vector<Call> program;
   // 0: independent calls; 1: mostly; 2: one after the other.
   const int style = random() % 3;
-  constexpr ExchangeKind kKinds[] = {ExchangeKind::kCombine, ExchangeKind::kRedispatch,
-                                     ExchangeKind::kDispatchBack};
+  constexpr ExchangeKind kKinds[] = {ExchangeKind::kCombine, ExchangeKind::kRedispatch, ExchangeKind::kDispatchBack};
   for (int32_t i = 0; i < calls; ++i) {
     Call call;
     call.pattern.site = {static_cast<uint64_t>(i + 1), random() % 4};
@@ -83,9 +82,9 @@ std::vector<Call> RandomProgram(std::mt19937_64& random, int32_t channels, int32
 }
 
 // Runs the program on all ranks, each in an order of its own.
-class Run {
+class Execution {
  public:
-  Run(MoeFabric& fabric, const std::vector<Call>& program) : fabric_(fabric), program_(program) {
+  Execution(MoeFabric& fabric, const std::vector<Call>& program) : fabric_(fabric), program_(program) {
     for (int32_t rank = 0; rank < fabric.size(); ++rank) {
       operations_.emplace_back(program.size());
     }
@@ -103,8 +102,7 @@ class Run {
   }
   void Submit(int32_t rank, size_t i) {
     const Call& call = program_[i];
-    operations_[rank][i] =
-        std::make_unique<PatternExchange>(fabric_.context(rank).config().layout, call.pattern);
+    operations_[rank][i] = std::make_unique<PatternExchange>(fabric_.context(rank).config().layout, call.pattern);
     fabric_.channel(rank, call.channel).Submit(operations_[rank][i].get());
   }
 
@@ -157,7 +155,7 @@ void RunSeed(uint64_t seed, Transport transport) {
   fabric.Connect();
   const std::vector<Call> program =
       RandomProgram(fabric.random(), 1 + fabric.random()() % kChannels, 1 + fabric.random()() % 48);
-  Run run(fabric, program);
+  Execution run(fabric, program);
   const double submit_probability = fabric.Chance(0.3) ? 0.5 : 0.02;
   for (int step = 0; step < 2'000'000 && !run.Done(); ++step) {
     run.Something(submit_probability);
@@ -200,7 +198,7 @@ TEST_P(PathTest, MoreIndependentCallsThanTheRingHolds) {
     program[i].pattern.site = {static_cast<uint64_t>(i + 1), 5};
     program[i].pattern.pattern = i;
   }
-  Run run(fabric, program);
+  Execution run(fabric, program);
   for (int32_t rank = 0; rank < 3; ++rank) {
     std::vector<size_t> order(kCalls);
     for (size_t i = 0; i < kCalls; ++i) order[i] = rank == 1 ? kCalls - 1 - i : i;
@@ -222,7 +220,7 @@ TEST_P(PathTest, NoRowsAndManyInTurn) {
     program[i].pattern.pattern = i;
     program[i].pattern.rows = i % 2 == 0 ? 0 : 4;
   }
-  Run run(fabric, program);
+  Execution run(fabric, program);
   for (size_t i = 0; i < program.size(); ++i) {
     for (int32_t rank = 0; rank < 4; ++rank) run.Submit((i + rank) % 4, i);
     if (i % 3 == 0) fabric.StepAll();
@@ -237,7 +235,7 @@ TEST(Channel, OneRank) {
   fabric.Connect();
   std::vector<Call> program(20);
   for (size_t i = 0; i < program.size(); ++i) program[i].pattern.site = {i, 5};
-  Run run(fabric, program);
+  Execution run(fabric, program);
   for (size_t i = 0; i < program.size(); ++i) run.Submit(0, i);
   EXPECT_TRUE(run.Done());
   run.Check(1);
@@ -248,7 +246,7 @@ TEST(Channel, ManyRanks) {
   fabric.Connect();
   std::vector<Call> program(10);
   for (size_t i = 0; i < program.size(); ++i) program[i].pattern.site = {i, 5};
-  Run run(fabric, program);
+  Execution run(fabric, program);
   for (int32_t rank = 0; rank < 33; ++rank) {
     for (size_t i = 0; i < program.size(); ++i) run.Submit(rank, (i + rank) % program.size());
   }
@@ -262,7 +260,7 @@ TEST(Channel, ChannelsAreIndependent) {
   fabric.Connect();
   std::vector<Call> program(2);
   for (int32_t i = 0; i < 2; ++i) program[i] = {.pattern = {.site = {static_cast<uint64_t>(i), 5}}, .channel = i};
-  Run run(fabric, program);
+  Execution run(fabric, program);
   run.Submit(0, 0);
   run.Submit(0, 1);
   run.Submit(1, 1);

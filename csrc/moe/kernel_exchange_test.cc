@@ -225,8 +225,7 @@ class Layer {
                                                  .out_type = rank.redispatched.type(),
                                                  .out = rank.redispatched.data(),
                                                  .dots = rank.dots.data()};
-    return Make(site, ExchangeKind::kRedispatch, kernels::RedispatchSend, send, kernels::RedispatchReceive,
-                receive);
+    return Make(site, ExchangeKind::kRedispatch, kernels::RedispatchSend, send, kernels::RedispatchReceive, receive);
   }
 
   World expected_;
@@ -315,8 +314,8 @@ TEST(KernelExchangeOverflow, RaisedOnAllRanks) {
                                                    .route = state.receive_route(),
                                                    .drop_overflow = drop,
                                                    .dropped = &state.dropped};
-        all.push_back(Make({1, 1}, ExchangeKind::kDispatch, kernels::DispatchSend, send, kernels::DispatchReceive,
-                           receive));
+        all.push_back(
+            Make({1, 1}, ExchangeKind::kDispatch, kernels::DispatchSend, send, kernels::DispatchReceive, receive));
         fabric.channel(rank, 0).Submit(all.back()->exchange());
       }
       EXPECT_TRUE(fabric.StepUntil([&] { return all[0]->finished && all[1]->finished && all[2]->finished; }));

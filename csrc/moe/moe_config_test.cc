@@ -33,11 +33,16 @@ kernels::MoeShape& Shape(MoeConfig& config) { return config.layout.shape; }
 TEST(MoeConfig, AcceptsWhatIsLegal) {
   EXPECT_TRUE(Valid().Validate().has_value());
   const std::vector<Change> changes = {
-      [](MoeConfig& c) { Shape(c).rank = 0; },          [](MoeConfig& c) { Shape(c).rank = 2; },
-      [](MoeConfig& c) { Shape(c).max_tokens = 1; },    [](MoeConfig& c) { Shape(c).top_k = 8; },
-      [](MoeConfig& c) { Shape(c).hidden = 1; },        [](MoeConfig& c) { Shape(c).capacity = 1; },
-      [](MoeConfig& c) { Shape(c).capacity = INT32_MAX; }, [](MoeConfig& c) { c.channels = 1; },
-      [](MoeConfig& c) { c.channels = 64; },            [](MoeConfig& c) { c.timeout_us = 1; },
+      [](MoeConfig& c) { Shape(c).rank = 0; },
+      [](MoeConfig& c) { Shape(c).rank = 2; },
+      [](MoeConfig& c) { Shape(c).max_tokens = 1; },
+      [](MoeConfig& c) { Shape(c).top_k = 8; },
+      [](MoeConfig& c) { Shape(c).hidden = 1; },
+      [](MoeConfig& c) { Shape(c).capacity = 1; },
+      [](MoeConfig& c) { Shape(c).capacity = INT32_MAX; },
+      [](MoeConfig& c) { c.channels = 1; },
+      [](MoeConfig& c) { c.channels = 64; },
+      [](MoeConfig& c) { c.timeout_us = 1; },
   };
   for (size_t i = 0; i < changes.size(); ++i) {
     MoeConfig config = Valid();
@@ -56,8 +61,7 @@ TEST(MoeConfig, NamesTheArgumentAndTheValue) {
       {[](MoeConfig& c) { Shape(c).rank = 3; }, "rank=3: must be in [0, ranks)"},
       {[](MoeConfig& c) { Shape(c).rank = -1; }, "rank=-1: must be in [0, ranks)"},
       {[](MoeConfig& c) { Shape(c).experts = 0; }, "num_experts=0: must be at least 1"},
-      {[](MoeConfig& c) { Shape(c).experts_per_rank = 4; },
-       "experts_per_rank=4: must be ceil(num_experts / ranks)"},
+      {[](MoeConfig& c) { Shape(c).experts_per_rank = 4; }, "experts_per_rank=4: must be ceil(num_experts / ranks)"},
       {[](MoeConfig& c) { Shape(c).max_tokens = 0; }, "max_tokens=0: must be at least 1"},
       {[](MoeConfig& c) { Shape(c).top_k = 0; }, "top_k=0: must be in [1, num_experts]"},
       {[](MoeConfig& c) { Shape(c).top_k = 9; }, "top_k=9: must be in [1, num_experts]"},
@@ -80,8 +84,7 @@ TEST(MoeConfig, NamesTheArgumentAndTheValue) {
 
 // Every rank computes the same, and everything that changes the meaning of a message changes it.
 TEST(MoeConfig, Hash) {
-  const std::vector<Change> same = {[](MoeConfig& c) { Shape(c).rank = 2; },
-                                    [](MoeConfig& c) { c.timeout_us = 5; }};
+  const std::vector<Change> same = {[](MoeConfig& c) { Shape(c).rank = 2; }, [](MoeConfig& c) { c.timeout_us = 5; }};
   const std::vector<Change> other = {
       [](MoeConfig& c) { Shape(c).ranks = 4; },
       [](MoeConfig& c) { Shape(c).experts = 9; },
@@ -140,8 +143,7 @@ TEST(MoeConfig, LargeMemory) {
   const int64_t rows = int64_t{131'072} * 7168 * 4;
   EXPECT_GT(config.layout.SlotBytes(), rows);
   EXPECT_LT(config.layout.SlotBytes(), rows + (int64_t{1} << 24));
-  EXPECT_EQ(config.MemoryBytes(),
-            2 * 2 * 64 * config.layout.SlotBytes() + 2 * AnnouncementRing::kBytes);
+  EXPECT_EQ(config.MemoryBytes(), 2 * 2 * 64 * config.layout.SlotBytes() + 2 * AnnouncementRing::kBytes);
 }
 
 }  // namespace

@@ -119,7 +119,8 @@ TEST(TicketBook, RandomOrders) {
         }
         case 2: {
           // An exchange is finished only when the follower takes part.
-          while (claimed_up_to + 1 < static_cast<int64_t>(claimed.size()) && claimed[claimed_up_to + 1]) ++claimed_up_to;
+          while (claimed_up_to + 1 < static_cast<int64_t>(claimed.size()) && claimed[claimed_up_to + 1])
+            ++claimed_up_to;
           if (finished < claimed_up_to) ++finished;
           break;
         }

@@ -25,7 +25,8 @@ class MoeBenchConfig:
       experts: E, over all ranks.
       peers: to measure against, out of :data:`PEERS`.
       repetitions: timed calls of each contender.
-      small_repetitions: the same where a call does almost nothing.
+      small_repetitions: the same where a call moves almost nothing.
+      small_peers: whether peers are measured there, too.
       seed: of rows and routings.
       timeout_s: of every wait for another rank; long, because the first call compiles.
     """
@@ -40,6 +41,7 @@ class MoeBenchConfig:
     peers: tuple[str, ...] = PEERS_OF_ONE_PROCESS
     repetitions: int = 9
     small_repetitions: int = 200
+    small_peers: bool = True
     seed: int = 0
     timeout_s: float = 120.0
 
@@ -52,7 +54,7 @@ class MoeBenchConfig:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             least = 0 if field.name == "seed" else 1
-            if isinstance(value, int) and value < least:
+            if type(value) is int and value < least:
                 raise ValueError(f"{field.name} is {value}; it must be {least} or more")
         if self.ranks % self.processes:
             raise ValueError(

@@ -52,9 +52,7 @@ def row(
 ) -> Row:
     """Returns the row of some values of one figure."""
     ratio = None if ratios is None else round_to_digits(statistics.median(ratios))
-    middle, least, most = (
-        round_to_digits(f(values)) for f in (statistics.median, min, max)
-    )
+    middle, least, most = (round_to_digits(f(values)) for f in (statistics.median, min, max))
     return Row(bench, case, peer, metric, unit, middle, least, most, len(values), ratio)
 
 
@@ -74,28 +72,55 @@ def read_json(path: Path) -> list[Row]:
     return [Row(**each) for each in json.loads(path.read_text())]
 
 
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """A figure of jax_fabric (or one that stands alone), and the peer's own where there is one."""
+
+    ours: Row
+    theirs: Row | None
+
+    def cells(self) -> tuple[str, ...]:
+        """Returns what people read, in the order of :data:`HEADINGS`."""
+        ratio = "" if self.ours.ratio is None else f"{self.ours.ratio:.3g}"
+        theirs = _range(self.theirs) if self.theirs else ""
+        each = self.ours
+        return (each.metric, _range(each), each.unit, each.peer, theirs, ratio, str(each.n))
+
+
+#: Columns of a table of comparisons.
+HEADINGS = ("metric", "jax_fabric", "unit", "beside", "the peer", "times better", "n")
+OF_THE_PEER = ", of the peer"
+
+
+def by_case(rows: Iterable[Row]) -> dict[str, list[Comparison]]:
+    """Brings the two rows of each comparison together; cases in the order in which they came."""
+    rows = list(rows)
+    theirs = {(each.case, each.metric, each.peer): each for each in rows}
+    cases: dict[str, list[Comparison]] = {}
+    for each in rows:
+        if not each.metric.endswith(OF_THE_PEER):
+            of_peer = theirs.get((each.case, each.metric + OF_THE_PEER, each.peer))
+            cases.setdefault(each.case, []).append(Comparison(each, of_peer))
+    return cases
+
+
 def markdown(rows: Iterable[Row]) -> str:
-    """Returns tables, one for each case."""
-    cases: dict[str, list[Row]] = {}
-    for each in rows:
-        cases.setdefault(each.case, []).append(each)
-    return "\n".join(_markdown_table(case, members) for case, members in cases.items())
+    """Returns tables, one for each case: medians, and in brackets the least and the most."""
+    tables = []
+    for case, comparisons in by_case(rows).items():
+        lines = [HEADINGS, ("---", "---:", "---", "---", "---:", "---:", "---:")]
+        lines += [comparison.cells() for comparison in comparisons]
+        tables.append("\n".join([f"## {case}", "", *(f"| {' | '.join(c)} |" for c in lines), ""]))
+    return "\n".join(tables)
 
 
-def _markdown_table(case: str, rows: Sequence[Row]) -> str:
-    lines = [
-        f"## {case}\n" if case else "## The machine\n",
-        "| metric | beside | median | min | max | unit | n | times better |",
-        "|---|---|---:|---:|---:|---|---:|---:|",
-    ]
-    for each in rows:
-        ratio = "" if each.ratio is None else f"{each.ratio:.3g}"
-        cells = [each.metric, each.peer, *(number(v) for v in (each.median, each.min, each.max))]
-        lines.append(f"| {' | '.join([*cells, each.unit, str(each.n), ratio])} |")
-    return "\n".join(lines) + "\n"
+def _range(figure: Row) -> str:
+    if figure.min == figure.max:
+        return _number(figure.median)
+    return f"{_number(figure.median)} [{_number(figure.min)}, {_number(figure.max)}]"
 
 
-def number(value: float) -> str:
-    """Returns a figure for people: four digits, no exponent."""
-    digits = 0 if abs(value) >= 1000 else 2 if abs(value) >= 10 else 3
+def _number(value: float) -> str:
+    """Returns a figure for people: three digits or more, no exponent."""
+    digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
     return f"{value:,.{digits}f}"

@@ -21,27 +21,21 @@ class PartlyMappedDomain final : public Domain {
   const std::string& name() const override { return domain_->name(); }
   ByteView address() const override { return domain_->address(); }
   const DomainLimits& limits() const override { return domain_->limits(); }
-  Result<MemoryRegion> RegisterMemory(void* address, uint64_t length, MemoryKind kind,
-                                      Access access) override {
+  Result<MemoryRegion> RegisterMemory(void* address, uint64_t length, MemoryKind kind, Access access) override {
     return domain_->RegisterMemory(address, length, kind, access);
   }
-  Status DeregisterMemory(const MemoryRegion& region) override {
-    return domain_->DeregisterMemory(region);
-  }
+  Status DeregisterMemory(const MemoryRegion& region) override { return domain_->DeregisterMemory(region); }
   Result<PeerId> AddPeer(ByteView address) override { return domain_->AddPeer(address); }
   PeerState peer_state(PeerId peer) const override { return domain_->peer_state(peer); }
   void RemovePeer(PeerId peer) override { domain_->RemovePeer(peer); }
   PostResult PostWrite(const WriteRequest& request) override { return domain_->PostWrite(request); }
   PostResult PostSend(const SendRequest& request) override { return domain_->PostSend(request); }
-  PostResult PostReceive(const ReceiveRequest& request) override {
-    return domain_->PostReceive(request);
-  }
+  PostResult PostReceive(const ReceiveRequest& request) override { return domain_->PostReceive(request); }
   size_t Poll(std::span<Completion> completions) override { return domain_->Poll(completions); }
   int wait_fd() const override { return domain_->wait_fd(); }
   bool ArmWait() override { return domain_->ArmWait(); }
   const std::string& last_error() const override { return domain_->last_error(); }
-  void* MapRemote(PeerId peer, uint64_t remote_address, uint64_t remote_key,
-                  uint64_t length) override {
+  void* MapRemote(PeerId peer, uint64_t remote_address, uint64_t remote_key, uint64_t length) override {
     return maps_() ? domain_->MapRemote(peer, remote_address, remote_key, length) : nullptr;
   }
 

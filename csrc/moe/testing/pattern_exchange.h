@@ -18,19 +18,18 @@ struct PatternCall {
   int64_t run = 1;
   kernels::ExchangeKind kind = kernels::ExchangeKind::kCombine;  // any but kDispatch
   uint64_t signature = 7;
-  uint64_t pattern = 0;       // of the payload: different for all calls of a test
-  int32_t rows = -1;          // to every rank; -1: drawn from the pattern for every pair of ranks
-  bool check_rows = true;     // the receiver knows how many rows there must be
+  uint64_t pattern = 0;    // of the payload: different for all calls of a test
+  int32_t rows = -1;       // to every rank; -1: drawn from the pattern for every pair of ranks
+  bool check_rows = true;  // the receiver knows how many rows there must be
 };
 
 class PatternExchange : public ExchangeOperation {
  public:
   PatternExchange(const kernels::SlotLayout& layout, const PatternCall& call)
-      : ExchangeOperation(call.site, call.run, call.kind, call.signature),
-        layout_(layout),
-        call_(call) {}
+      : ExchangeOperation(call.site, call.run, call.kind, call.signature), layout_(layout), call_(call) {}
 
   void Pack(const kernels::MessageStamp& stamp, void* const* slots, int64_t* message_bytes) override;
+  int32_t elements() const override { return 1; }
   int64_t RowsOf(int32_t source) const override;
   Status Unpack(const void* const* slots) override;
   void Finish(const Error* error) override;

@@ -1,9 +1,9 @@
 """The peer "lean JAX": the least that brings every token to its ranks and back.
 
 It leaves out what :mod:`~jax_fabric.bench.peers.plain_jax` does for real experts: rows stay as they
-came, so there are no groups of rows for one expert, and a row that goes to several experts of a rank
-is there once, with the sum of their weights. That is right only where all experts do the same; it
-bounds from below what any exchange with ``lax.all_to_all`` takes.
+came, so there are no groups of rows for one expert, and a row that goes to several experts of a
+rank is there once, with the sum of their weights. That is right only where all experts do the same;
+it bounds from below what any exchange with ``lax.all_to_all`` takes.
 
 Letters in shapes: N ranks, T tokens of each rank, K experts of a token, L experts of a rank, H
 elements of a row.

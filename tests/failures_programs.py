@@ -1,0 +1,235 @@
+"""What each process of failures_test and exit_test runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from processes_programs import Inputs, Ranks, layer, ranks
+
+import jax_fabric as jf
+
+DEADLINE_S = 2.0
+GENEROUS_S = 30.0
+
+
+def error_of(call: Callable[[], Any]) -> tuple[str, float]:
+    """What it raises (empty for nothing), and after how many seconds."""
+    begin = time.monotonic()
+    try:
+        jax.block_until_ready(call())
+    except (jax.errors.JaxRuntimeError, RuntimeError, ValueError, TimeoutError) as error:
+        return f"{type(error).__name__}: {error}", time.monotonic() - begin
+    return "", time.monotonic() - begin
+
+
+def meet(name: str, processes: list[int]) -> None:
+    """Waits for other processes, by the coordination service."""
+    client = jax._src.distributed.global_state.client
+    client.key_value_set(f"test/{name}/{jax.process_index()}", "here")
+    for process in processes:
+        client.blocking_key_value_get(f"test/{name}/{process}", 60_000)
+
+
+def works(mesh: jax.sharding.Mesh) -> bool:
+    """Whether a new fabric over the mesh gives right results."""
+    inputs = Inputs(mesh.size)
+    with ranks(inputs, mesh) as on:
+        got = on.run(lambda x, e, w: layer(on.moe, x, e, w, 2.0), *inputs.arrays())
+        on.assert_equal(got, inputs.layers(2.0))
+    return True
+
+
+# --- a rank that does not come
+
+
+def absent(who: int, when: str) -> dict[str, Any]:
+    """Process `who` is absent from its third exchange on; the others say what they saw.
+
+    Args:
+      who: the process.
+      when: "dispatch": before a dispatch; "combine": between dispatch and combine.
+    """
+    inputs = Inputs(len(jax.devices()))
+    me = jax.process_index()
+    others = [process for process in range(jax.process_count()) if process != who]
+    found: dict[str, Any] = {}
+    fabric = jf.Fabric(jax.make_mesh((inputs.ranks,), ("ep",)), timeout_s=GENEROUS_S)
+    moe = jf.moe.ExpertParallel(
+        fabric,
+        axis_name="ep",
+        num_experts=inputs.experts_in_all,
+        top_k=2,
+        max_tokens=inputs.x.shape[1],
+        hidden=inputs.x.shape[2],
+        dtype=jnp.float32,
+        timeout_s=DEADLINE_S,
+    )
+    on = Ranks(fabric.mesh, moe, jax.sharding.PartitionSpec("ep"))
+    operands = [on.place(each) for each in inputs.arrays()]
+    whole = on.jit(lambda x, e, w: layer(moe, x, e, w, 2.0))
+    dispatch = on.jit(moe.dispatch)
+    combine = on.jit(lambda r: moe.combine(r.tokens, r))
+    # Compiled before somebody waits for it.
+    whole, dispatched = whole.lower(*operands).compile(), dispatch(*operands)
+    combine = combine.lower(dispatched).compile()
+    on.assert_equal(whole(*operands), inputs.layers(2.0))
+    dispatched = jax.block_until_ready(dispatch(*operands))
+    jax.block_until_ready(combine(dispatched))
+    if when == "combine":
+        dispatched = jax.block_until_ready(dispatch(*operands))
+    meet(f"{when} ready", list(range(jax.process_count())))
+    if me == who:
+        meet(f"{when} failed", others)
+        # Whatever comes late is an error, too, and lands in nobody's memory.
+        found["late"], _ = error_of(lambda: whole(*operands))
+    else:
+        call = (lambda: whole(*operands)) if when == "dispatch" else (lambda: combine(dispatched))
+        found["error"], found["seconds"] = error_of(call)
+        found["again"], found["seconds_again"] = error_of(lambda: whole(*operands))
+        try:
+            fabric.check()
+        except RuntimeError as error:
+            found["check"] = str(error)
+        found["other_work"] = float(jax.jit(lambda x: (x @ x).sum())(jnp.ones((8, 8))))
+        meet(f"{when} failed", others)
+    fabric.close()
+    if me != who:
+        survivors = [device for device in jax.devices() if device.process_index != who]
+        found["survivors"] = works(jax.sharding.Mesh(np.array(survivors), ("ep",)))
+    return found
+
+
+def killed(who: int) -> dict[str, Any]:
+    """Process `who` is killed while the others wait for it in an exchange."""
+    # JAX ends the survivors of a process, and waits for it at exit, unless told otherwise.
+    jax.config.update("jax_enable_recoverability", True)
+    jax.distributed.initialize(
+        coordinator_address=os.environ["JAX_COORDINATOR_ADDRESS"],
+        num_processes=int(os.environ["JAX_NUM_PROCESSES"]),
+        process_id=int(os.environ["JAX_PROCESS_ID"]),
+        shutdown_timeout_seconds=2,
+    )
+    inputs = Inputs(len(jax.devices()))
+    found: dict[str, Any] = {}
+    fabric = jf.Fabric(jax.make_mesh((inputs.ranks,), ("ep",)), timeout_s=GENEROUS_S)
+    moe = jf.moe.ExpertParallel(
+        fabric,
+        axis_name="ep",
+        num_experts=inputs.experts_in_all,
+        top_k=2,
+        max_tokens=inputs.x.shape[1],
+        hidden=inputs.x.shape[2],
+        dtype=jnp.float32,
+        timeout_s=2 * DEADLINE_S,
+    )
+    on = Ranks(fabric.mesh, moe, jax.sharding.PartitionSpec("ep"))
+    operands = [on.place(each) for each in inputs.arrays()]
+    whole = on.jit(lambda x, e, w: layer(moe, x, e, w, 2.0))
+    on.assert_equal(whole(*operands), inputs.layers(2.0))
+    meet("ready", list(range(jax.process_count())))
+    if jax.process_index() == who:
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGKILL)
+    found["error"], found["seconds"] = error_of(lambda: whole(*operands))
+    fabric.close()
+    survivors = [device for device in jax.devices() if device.process_index != who]
+    found["survivors"] = works(jax.sharding.Mesh(np.array(survivors), ("ep",)))
+    return found
+
+
+# --- processes that do not agree
+
+
+def disagree() -> dict[str, tuple[str, float]]:
+    """Ways in which process 1 may differ from the others, and what each process says."""
+    me = jax.process_index()
+    inputs = Inputs(len(jax.devices()))
+    found = {}
+
+    def different_configuration(**options: Any) -> None:
+        with ranks(inputs, **(options if me == 1 else {})):
+            pass
+
+    for name, options in (
+        ("capacity", {"capacity": 7}),
+        ("hidden", {"hidden": 8}),
+        ("channels", {"channels": 2}),
+        ("dtype", {"dtype": jnp.bfloat16}),
+    ):
+        found[name] = error_of(lambda options=options: different_configuration(**options))
+
+    def different_rows() -> Any:
+        with ranks(inputs, timeout_s=DEADLINE_S) as on:
+            rows = 5 if me == 1 else 6
+            f = on.jit(lambda x, e, w: moe_tokens(on.moe, x[:rows], e[:rows], w[:rows]))
+            return jax.block_until_ready(f(*map(on.place, inputs.arrays())))
+
+    def different_operation() -> Any:
+        with ranks(inputs, timeout_s=DEADLINE_S) as on:
+            f = on.jit(lambda x, e, w: on.moe.dispatch(x, e, w))
+            operands = [on.place(each) for each in inputs.arrays()]
+            r = jax.block_until_ready(f(*operands))
+            if me == 1:
+                return jax.block_until_ready(on.jit(lambda r: on.moe.combine(r.tokens, r))(r))
+            return jax.block_until_ready(f(*operands))
+
+    def one_more_call() -> Any:
+        with ranks(inputs, timeout_s=DEADLINE_S) as on:
+            operands = [on.place(each) for each in inputs.arrays()]
+
+            def f(x, e, w):
+                for _ in range(1 if me == 1 else 2):
+                    x = layer(on.moe, x, e, w, 2.0)
+                return x
+
+            jax.block_until_ready(on.jit(f)(*operands))
+            meet("one more", list(range(jax.process_count())))
+
+    for test in (different_rows, different_operation, one_more_call):
+        found[test.__name__] = error_of(test)
+    found["works"] = (str(works(jax.make_mesh((inputs.ranks,), ("ep",)))), 0.0)
+    return found
+
+
+def moe_tokens(moe: jf.moe.ExpertParallel, x: Any, e: Any, w: Any) -> Any:
+    return moe.dispatch(x, e, w).tokens
+
+
+def overflow() -> dict[str, Any]:
+    """More rows than rank 1 has room for."""
+    inputs = Inputs(len(jax.devices()))
+    experts = np.full_like(inputs.experts, inputs.experts_in_all // inputs.ranks + 1)
+
+    def call() -> Any:
+        with ranks(inputs, capacity=5) as on:
+            f = on.jit(lambda x, e, w: moe_tokens(on.moe, x, e, w))
+            return jax.block_until_ready(f(*map(on.place, (inputs.x, experts, inputs.weights))))
+
+    error, seconds = error_of(call)
+    return {"error": error, "seconds": seconds}
+
+
+def run_all() -> dict[str, Any]:
+    """What each of the above found."""
+    found: dict[str, Any] = {}
+    for name, call in (
+        ("combine", lambda: absent(1, "combine")),
+        ("dispatch", lambda: absent(0, "dispatch")),
+        ("disagree", disagree),
+        ("overflow", overflow),
+    ):
+        begin = time.monotonic()
+        try:
+            found[name] = call()
+        except Exception:
+            found[name] = {"failed": traceback.format_exc()}
+        print(f"{name}: {time.monotonic() - begin:.1f} s", flush=True)
+    return found

@@ -1,0 +1,295 @@
+"""Every failure is an error that names what is wrong, in time, and the program can go on."""
+
+import functools
+import os
+import types
+from unittest import mock
+
+import failures_programs as programs
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+from moe_testing import Case, context, flat, on_ranks
+from processes_programs import FAST
+
+import jax_fabric as jf
+from jax_fabric.testing import launch
+
+
+@functools.cache
+def outcomes():
+    """What three processes found; see failures_programs.run_all."""
+    with mock.patch.dict(os.environ, {"XLA_FLAGS": FAST}):
+        results = launch.run(programs.run_all, processes=3, timeout_s=200)
+    return tuple(result.value for result in results)
+
+
+class AbsentRankTest(parameterized.TestCase):
+    @parameterized.parameters(("combine", 1), ("dispatch", 0))
+    def test_all_others_name_it_at_the_deadline_and_go_on(self, when, absent):
+        for process, outcome in enumerate(outcomes()):
+            found = outcome[when]
+            self.assertNotIn("failed", found, found)
+            if process == absent:
+                # It came when the others had given up.
+                self.assertIn("DEADLINE_EXCEEDED", found["late"])
+                continue
+            self.assertIn("DEADLINE_EXCEEDED: moe", found["error"])
+            self.assertIn("channel 0", found["error"])
+            self.assertRegex(
+                found["error"], rf"rank {process} waited 2 s for rank(\(s\))? {absent}\b"
+            )
+            if absent != 0:
+                self.assertIn(f"moe {when} (channel 0, exchange ", found["error"])
+            self.assertBetween(found["seconds"], programs.DEADLINE_S - 0.1, 10.0)
+            # What comes after it fails at once, with the same cause.
+            self.assertEqual(found["again"], found["error"])
+            self.assertLess(found["seconds_again"], 1.0)
+            self.assertIn(found["check"], found["error"])
+            self.assertEqual(found["other_work"], 512.0)
+            self.assertTrue(found["survivors"])
+
+    def test_a_killed_process_is_named_and_the_others_end_well(self):
+        with (
+            mock.patch.dict(os.environ, {"XLA_FLAGS": FAST}),
+            self.assertRaises(launch.LaunchError) as caught,
+        ):
+            launch.run(
+                programs.killed, 2, processes=3, timeout_s=120, grace_s=60, distributed=False
+            )
+        *survivors, victim = caught.exception.results
+        self.assertEqual(victim.exit_code, -9)
+        for result in survivors:
+            self.assertEqual(result.exit_code, 0, result.output)
+            self.assertRegex(result.value["error"], r"moe dispatch \(channel 0.* for rank\(s\) 2;")
+            self.assertLess(result.value["seconds"], 2 * programs.DEADLINE_S + 5)
+            self.assertTrue(result.value["survivors"])
+
+
+class DisagreementTest(parameterized.TestCase):
+    @parameterized.parameters("capacity", "hidden", "channels", "dtype")
+    def test_of_configurations(self, argument):
+        for process, outcome in enumerate(outcomes()):
+            error, seconds = outcome["disagree"][argument]
+            other = r"[02]" if process == 1 else "1"
+            self.assertRegex(
+                error,
+                rf"ValueError: rank {other} has another .* configuration than rank {process}: ",
+            )
+            self.assertIn(argument, error)
+            self.assertLess(seconds, 10)
+
+    @parameterized.parameters("different_rows", "different_operation", "one_more_call")
+    def test_of_programs(self, difference):
+        errors = [outcome["disagree"][difference][0] for outcome in outcomes()]
+        for outcome, error in zip(outcomes(), errors, strict=True):
+            self.assertRegex(error, "DEADLINE_EXCEEDED|FAILED_PRECONDITION|was closed")
+            self.assertLess(outcome["disagree"][difference][1], programs.DEADLINE_S + 10)
+        # TODO
+
+    def test_afterwards_a_new_fabric_works(self):
+        for outcome in outcomes():
+            self.assertEqual(outcome["disagree"]["works"][0], "True")
+
+    def test_overflow_is_raised_on_every_rank(self):
+        for outcome in outcomes():
+            self.assertIn(
+                "18 rows were routed to the experts of rank 1", outcome["overflow"]["error"]
+            )
+            self.assertIn("capacity=5 rows", outcome["overflow"]["error"])
+
+
+def mesh_of(count, axis="ep"):
+    return jax.make_mesh((count,), (axis,), devices=jax.devices()[:count])
+
+
+class ArgumentsTest(parameterized.TestCase):
+    """Each error has the argument, what it got and what it expects."""
+
+    @parameterized.parameters(
+        (dict(timeout_s=0), r"timeout_s=0: must be above 0"),
+        (dict(timeout_s=-1.5), r"timeout_s=-1.5: must be above 0"),
+        (dict(timeout_s=float("nan")), r"timeout_s=nan: must be above 0"),
+        (dict(timeout_s=float("inf")), r"timeout_s=inf: must be above 0 and at most 1e\+09"),
+        (dict(worker_threads=0), r"worker_threads=0: must be at least 1"),
+        (dict(mesh=8), r"mesh=8: must be a jax.sharding.Mesh"),
+    )
+    def test_fabric(self, arguments, message):
+        with self.assertRaisesRegex(ValueError, message):
+            jf.Fabric(**({"mesh": mesh_of(2)} | arguments))
+
+    def test_platform(self):
+        gpu = types.SimpleNamespace(platform="gpu", process_index=0, id=0)
+        mesh = mock.Mock(spec=jax.sharding.Mesh, devices=np.array([gpu]))
+        with self.assertRaisesRegex(ValueError, "mesh: devices of platform gpu: only cpu"):
+            jf.Fabric(mesh)
+
+    def test_devices_of_others(self):
+        device = types.SimpleNamespace(platform="cpu", process_index=3, id=0)
+        mesh = mock.Mock(spec=jax.sharding.Mesh, devices=np.array([device]))
+        with self.assertRaisesRegex(ValueError, "none of its devices belongs to process 0"):
+            jf.Fabric(mesh)
+
+    @parameterized.parameters("", "8", "31", "x")
+    def test_too_small_a_thread_pool(self, value):
+        with (
+            mock.patch.dict(os.environ, {"NPROC": value}),
+            self.assertRaisesRegex(RuntimeError, r"NPROC=.*8 local CPU devices.* Set NPROC=32 "),
+        ):
+            jf.Fabric(mesh_of(8))
+
+    @parameterized.parameters(
+        (dict(axis_name="tp"), r"axis_name='tp': .* has axes \('ep',\)"),
+        (dict(num_experts=0), "num_experts=0: must be a whole number of at least 1"),
+        (dict(top_k=5), "top_k=5: must be at most num_experts=4"),
+        (dict(top_k=1.5), "top_k=1.5: must be a whole number"),
+        (dict(max_tokens=0), "max_tokens=0: must be a whole number of at least 1"),
+        (dict(hidden=-1), "hidden=-1: must be"),
+        (dict(channels=0), "channels=0: must be"),
+        (dict(channels=65), "channels=65: must be at most 64"),
+        (dict(capacity=0), r"capacity=0: must be in \[1, 2\*\*31\); .*32 rows"),
+        (dict(capacity=2**31), r"capacity=2147483648: must be in"),
+        (dict(dtype=jnp.int8), "dtype=.*int8.*: must be one of float32, bfloat16, float16"),
+        (dict(combine_dtype="text"), "combine_dtype='text': must be one of float32"),
+        (dict(on_overflow="ignore"), 'on_overflow=\'ignore\': must be "error" or "drop"'),
+        (dict(timeout_s=0), "timeout_s=0: must be above 0"),
+    )
+    def test_expert_parallel(self, arguments, message):
+        good = dict(axis_name="ep", num_experts=4, top_k=2, max_tokens=8, hidden=4)
+        with jf.Fabric(mesh_of(2)) as fabric, self.assertRaisesRegex(ValueError, message):
+            jf.moe.ExpertParallel(fabric, **(good | arguments))
+
+    @parameterized.parameters(
+        (dict(num_ranks=0), "num_ranks=0: must be"),
+        (dict(num_ranks=2, top_k=9), "top_k=9: must be at most num_experts=8"),
+    )
+    def test_config(self, arguments, message):
+        good = dict(num_ranks=4, num_experts=8, top_k=2, max_tokens=8, hidden=4)
+        with self.assertRaisesRegex(ValueError, message):
+            jf.moe.ExpertParallelConfig(**(good | arguments))
+
+    def test_memory_is_counted_in_64_bits(self):
+        config = jf.moe.ExpertParallelConfig(
+            num_ranks=8, num_experts=256, top_k=8, max_tokens=131_072, hidden=7168
+        )
+        self.assertGreater(config.memory_bytes(), 2 * 8 * 131_072 * 7168 * 2)
+
+
+class TraceTimeTest(parameterized.TestCase):
+    """Shapes and dtypes that do not fit are errors before anything is sent."""
+
+    CASE = Case(ranks=2, tokens=8, experts=4, top_k=2, hidden=4)
+
+    def setUp(self):
+        super().setUp()
+        self.mesh, self.moe = self.enter_context(context(self.CASE))
+        self.operands = [flat(each, self.mesh) for each in self.CASE.inputs()]
+
+    def assert_raises(self, message, function, *, mesh=None):
+        with self.assertRaisesRegex(ValueError, message):
+            on_ranks(function, mesh or self.mesh, 3)(*self.operands)
+
+    @parameterized.named_parameters(
+        ("hidden", lambda x, e, w: (x[:, :3], e, w), r"x has shape \[8, 3\].* \[T, hidden=4\]"),
+        ("rank", lambda x, e, w: (x[0], e, w), r"x has shape \[4\]"),
+        (
+            "dtype",
+            lambda x, e, w: (x.astype("bfloat16"), e, w),
+            "x is bfloat16, .* dtype=float32: ",
+        ),
+        ("top_k", lambda x, e, w: (x, e[:, :1], w), r"experts has shape \[8, 1\].*T=8, top_k=2"),
+        ("rows", lambda x, e, w: (x, e, w[:5]), r"weights has shape \[5, 2\], and must be \[T=8"),
+        (
+            "ids",
+            lambda x, e, w: (x, e.astype("float32"), w),
+            "experts is float32, and must be integer",
+        ),
+        ("weights", lambda x, e, w: (x, e, e), "weights is int32, and must be floating"),
+    )
+    def test_dispatch(self, change, message):
+        self.assert_raises(
+            "dispatch: " + message, lambda *operands: self.moe.dispatch(*change(*operands)).tokens
+        )
+
+    @parameterized.parameters(-1, 1, 7)
+    def test_channel(self, channel):
+        message = rf"channel={channel}: this context has channels 0 to 0"
+        self.assert_raises(
+            "dispatch: " + message, lambda *o: self.moe.dispatch(*o, channel=channel).tokens
+        )
+
+        def combine(*operands):
+            r = self.moe.dispatch(*operands)
+            return self.moe.combine(r.tokens, r, channel=channel)
+
+        self.assert_raises("combine: " + message, combine)
+
+    @parameterized.named_parameters(
+        ("rows", lambda y: y[1:], r"combine: y is float32\[31, 4\].*float32\[32, 4\]"),
+        ("hidden", lambda y: y[:, 1:], r"combine: y is float32\[32, 3\]"),
+        ("dtype", lambda y: y.astype("float16"), r"combine: y is float16\[32, 4\]"),
+    )
+    def test_combine(self, change, message):
+        def f(*operands):
+            r = self.moe.dispatch(*operands)
+            return self.moe.combine(change(r.tokens), r)
+
+        self.assert_raises(message, f)
+
+    @parameterized.parameters((-1, True), (0, True), (1, False))
+    def test_max_tokens(self, more, fits):
+        def f(x, e, w):
+            pad = lambda a: jnp.concatenate([a, a])[: 8 + more]  # noqa: E731
+            r = self.moe.dispatch(pad(x), pad(e), pad(w))
+            return self.moe.combine(r.tokens, r)
+
+        if fits:
+            jax.block_until_ready(on_ranks(f, self.mesh, 3)(*self.operands))
+        else:
+            self.assert_raises("dispatch: x has 9 rows, and max_tokens=8: raise max_tokens", f)
+
+    def test_outside_of_shard_map(self):
+        with self.assertRaisesRegex(
+            ValueError, "dispatch: axis 'ep' is not bound here: .*shard_map"
+        ):
+            jax.jit(self.moe.dispatch)(*self.CASE.inputs())
+
+    def test_another_mesh(self):
+        mesh = mesh_of(4)
+        self.operands = [flat(each, mesh) for each in Case(ranks=4, tokens=8).inputs()]
+        self.assert_raises(
+            "dispatch: axis 'ep' has size 4 here and 2 in the fabric's mesh",
+            lambda *operands: self.moe.dispatch(*operands).tokens,
+            mesh=mesh,
+        )
+
+    def test_the_same_devices_in_another_order(self):
+        mesh = jax.sharding.Mesh(self.mesh.devices[::-1], ("ep",))
+        operands = [flat(each, mesh) for each in self.CASE.inputs()]
+        f = on_ranks(lambda *o: self.moe.dispatch(*o).tokens, mesh, 3)
+        with self.assertRaisesRegex(
+            Exception, "called on rank . of the axis, and this device is rank"
+        ):
+            jax.block_until_ready(f(*operands))
+
+
+class ClosedTest(absltest.TestCase):
+    def test_nothing_works_after_close(self):
+        case = TraceTimeTest.CASE
+        with context(case) as (mesh, moe):
+            operands = [flat(each, mesh) for each in case.inputs()]
+            f = on_ranks(lambda *o: moe.dispatch(*o).tokens, mesh, 3)
+            jax.block_until_ready(f(*operands))
+        with self.assertRaisesRegex(Exception, "fabric of this expert-parallel context was closed"):
+            jax.block_until_ready(f(*operands))
+        fabric = jf.Fabric(mesh)
+        fabric.close()
+        with self.assertRaisesRegex(RuntimeError, "this fabric was closed; make a new one"):
+            jf.moe.ExpertParallel(
+                fabric, axis_name="ep", num_experts=4, top_k=2, max_tokens=8, hidden=4
+            )
+
+
+if __name__ == "__main__":
+    absltest.main()

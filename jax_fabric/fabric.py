@@ -69,11 +69,13 @@ class Fabric:
         platforms = sorted({device.platform for device in mesh.devices.flat})
         if platforms != ["cpu"]:
             raise ValueError(
-                f"mesh: devices of platform {', '.join(platforms)}: only cpu devices are supported yet"
+                f"mesh: devices of platform {', '.join(platforms)}: only cpu devices are supported "
+                f"yet"
             )
         if not 0 < timeout_s <= _LONGEST_TIMEOUT_S:
             raise ValueError(
-                f"timeout_s={timeout_s!r}: must be above 0 and at most {_LONGEST_TIMEOUT_S:g} seconds"
+                f"timeout_s={timeout_s!r}: must be above 0 and at most "
+                f"{_LONGEST_TIMEOUT_S:g} seconds"
             )
         if worker_threads is not None and worker_threads < 1:
             raise ValueError(f"worker_threads={worker_threads!r}: must be at least 1, or None")
@@ -98,7 +100,7 @@ class Fabric:
             )
             for device in self._local_devices
         }
-        # Before JAX takes its backends down, which waits for programs that may wait for other ranks.
+        # Before JAX takes its backends down: that waits for programs, which may wait for ranks.
         self._close_at_exit = functools.partial(_close, weakref.ref(self))
         atexit.register(self._close_at_exit)
 

@@ -54,8 +54,8 @@ class OneProcessTest(parameterized.TestCase):
 
 
 class TwoProcessesTest(absltest.TestCase):
-    @functools.cache
     @staticmethod
+    @functools.cache
     def found():
         with mock.patch.dict(os.environ, {"XLA_FLAGS": FAST}):
             results = launch.run(programs.leaving, processes=2, timeout_s=150)

@@ -38,6 +38,20 @@ def meet(name: str, processes: list[int]) -> None:
         client.blocking_key_value_get(f"test/{name}/{process}", 60_000)
 
 
+def wait_for_end(pid: int, timeout_s: float = 30.0) -> float:
+    """Waits until a child of the launcher has ended; returns how long it took."""
+    begin = time.monotonic()
+    while time.monotonic() < begin + timeout_s:
+        try:
+            with open(f"/proc/{pid}/stat") as stat:
+                if stat.read().rsplit(")", 1)[1].split()[0] == "Z":
+                    break
+        except (FileNotFoundError, ProcessLookupError):
+            break
+        time.sleep(0.01)
+    return time.monotonic() - begin
+
+
 def works(mesh: jax.sharding.Mesh) -> bool:
     """Whether a new fabric over the mesh gives right results."""
     inputs = Inputs(mesh.size)
@@ -142,6 +156,12 @@ def killed(who: int) -> dict[str, Any]:
     fabric.close()
     survivors = [device for device in jax.devices() if device.process_index != who]
     found["survivors"] = works(jax.sharding.Mesh(np.array(survivors), ("ep",)))
+    # JAX's coordinator is in process 0; whoever ends after it is ended by JAX.
+    client = jax._src.distributed.global_state.client
+    if jax.process_index() == 0:
+        wait_for_end(int(client.blocking_key_value_get("test/pid/1", 60_000)))
+    else:
+        client.key_value_set("test/pid/1", str(os.getpid()))
     return found
 
 

@@ -245,10 +245,14 @@ void Channel::ExpectAnnouncement() {
 void Channel::OnAnnouncement(Signal& signal) {
   if (poison_) return;
   if (!signal.error) return NumberOperations();
-  Poison(Error{signal.error->code,
+  Poison(NameRank0(*signal.error));
+}
+
+Error Channel::NameRank0(const Error& cause) const {
+  return Error{cause.code,
                fmt::format("moe (channel {}): rank {} waited {} s for rank 0 to start the same call. Do all ranks run the "
                            "same program? {}",
-                           index_, peers_.rank, config_.timeout_us * 1e-6, signal.error->message)});
+                           index_, peers_.rank, config_.timeout_us * 1e-6, cause.message)};
 }
 
 // --- exchanges
@@ -393,6 +397,8 @@ void Channel::OnTimer(Signal& signal) {
   // does not come.
   if (late(unnumbered_) || late(numbered_)) {
     if (current_ != nullptr && !arrived_) return Poison(NameAbsentRanks(*signal.error));
+    // The timer may be before the awaited number's deadline, which begins anew with every announcement.
+    if (peers_.rank != 0 && current_ == nullptr && numbered_.empty()) return Poison(NameRank0(*signal.error));
     return Poison(Error{ErrorCode::kDeadlineExceeded,
                         fmt::format("moe (channel {}): a call on rank {} waited {} s for its turn: exchange {} has not {} "
                                     "on this rank",

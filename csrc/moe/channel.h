@@ -85,6 +85,7 @@ class Channel {
   void ArmTimer();
   void OnTimer(Signal& signal);
   Error NameAbsentRanks(const Error& cause) const;
+  Error NameRank0(const Error& cause) const;
   void* StagingSlot(int32_t rank, int64_t sequence) const;
   const void* OwnSlot(int32_t source, int64_t sequence) const;
   kernels::MessageStamp StampOf(int64_t sequence, uint64_t signature) const;

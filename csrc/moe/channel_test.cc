@@ -63,8 +63,9 @@ std::vector<Call> RandomProgram(std::mt19937_64& random, int32_t channels, int32
     call.pattern.rows = random() % 4 == 0 ? 0 : -1;
     call.pattern.check_rows = random() % 2 == 0;
     call.channel = static_cast<int32_t>(random() % channels);
-    if (i > 0 && (style == 2 || (style == 1 && random() % 3 == 0))) {
-      call.after = static_cast<int32_t>(random() % i);
+    const auto size = static_cast<int32_t>(program.size());
+    if (size > 0 && (style == 2 || (style == 1 && random() % 3 == 0))) {
+      call.after = static_cast<int32_t>(random() % size);
       if (random() % 2 == 0) {
         // The same site again, as in a loop.
         call.channel = program[call.after].channel;
@@ -88,6 +89,10 @@ class Execution {
     for (int32_t rank = 0; rank < fabric.size(); ++rank) {
       operations_.emplace_back(program.size());
     }
+  }
+
+  ~Execution() {
+    if (!Done()) fabric_.Close();  // the operations go away
   }
 
   // A random thing happens: a call starts, a worker steps, an executor runs.

@@ -295,9 +295,9 @@ TEST(KernelExchangeOverflow, RaisedOnAllRanks) {
       World world(world_config, 3);
       MoeConfig config = ConfigOf(world, 1);
       config.drop_overflow = drop;
+      std::vector<std::unique_ptr<Operation>> all;
       MoeFabric fabric({.ranks = 3, .mapping = mapping}, config);
       fabric.Connect();
-      std::vector<std::unique_ptr<Operation>> all;
       for (int32_t rank = 0; rank < 3; ++rank) {
         RankState& state = world.rank(rank);
         const kernels::DispatchSendArgs send{.layout = state.layout,

@@ -40,7 +40,7 @@ class MoeBenchConfig:
     experts: int = 64
     peers: tuple[str, ...] = PEERS_OF_ONE_PROCESS
     repetitions: int = 9
-    small_repetitions: int = 200
+    small_repetitions: int = 60
     small_peers: bool = True
     seed: int = 0
     timeout_s: float = 120.0

@@ -49,7 +49,7 @@ def _table(case: str, comparisons: Sequence[Comparison]) -> Table:
     table = Table(title=case, title_justify="left")
     for heading in HEADINGS:
         words = heading in ("metric", "unit", "beside")
-        table.add_column(heading, justify="left" if words else "right")
+        table.add_column(heading, justify="left" if words else "right", overflow="fold")
     for comparison in comparisons:
         table.add_row(*comparison.cells())
     return table

@@ -7,6 +7,7 @@ together.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -77,6 +78,21 @@ def worst_of_all(checks: list[Check]) -> list[Check]:
     ]
 
 
+def computed_once(function: Callable[[], Any]) -> Any:
+    """What `function` returns, a pytree of arrays: computed by the first process, sent to all.
+
+    The other processes would only take its cores away.
+    """
+    if jax.process_count() == 1:
+        return function()
+    if jax.process_index() == 0:
+        result = jax.tree.map(np.asarray, function())
+    else:
+        shapes = jax.eval_shape(function)
+        result = jax.tree.map(lambda each: np.zeros(each.shape, each.dtype), shapes)
+    return multihost_utils.broadcast_one_to_all(result)
+
+
 def check_exchange(
     config: DemoConfig, moe: ExpertParallel, trainer: training.Trainer
 ) -> list[Check]:
@@ -109,14 +125,17 @@ def check_exchange(
         jax.shard_map(exchange, mesh=trainer.mesh, in_specs=spec, out_specs=spec)
     )(*(trainer.place(array, spec) for array in inputs))
 
-    want = oracle.dispatch(
-        jnp.asarray(xs),
-        jnp.asarray(experts),
-        jnp.asarray(routed.weights),
-        num_experts=config.experts,
-        capacity=moe.capacity,
-    )
-    want_out = oracle.combine(2 * want.tokens, want, tokens=config.tokens)
+    def by_oracle() -> tuple[oracle.Dispatched, jax.Array]:
+        want = oracle.dispatch(
+            jnp.asarray(xs),
+            jnp.asarray(experts),
+            jnp.asarray(routed.weights),
+            num_experts=config.experts,
+            capacity=moe.capacity,
+        )
+        return want, oracle.combine(2 * want.tokens, want, tokens=config.tokens)
+
+    want, want_out = computed_once(by_oracle)
     want_out = np.asarray(want_out, np.float32).reshape(-1, config.hidden)
     used = np.asarray(want.source).reshape(-1) >= 0
     want_tokens = np.asarray(want.tokens).reshape(-1, config.hidden)
@@ -175,7 +194,7 @@ def check_model(
     """
     tolerance = _TOLERANCES[config.dtype]
     experts = gather(measured.experts)
-    want = training.oracle_evaluation(config, parameters, batch, experts)
+    want = computed_once(lambda: training.oracle_evaluation(config, parameters, batch, experts))
 
     errors = jax.tree_util.tree_leaves_with_path(
         jax.tree.map(relative_error, measured.gradients, want.gradients)

@@ -62,8 +62,8 @@ class ExpertParallelConfig:
             raise ValueError(f"top_k={self.top_k}: must be at most num_experts={self.num_experts}")
         if self.channels > 64:
             raise ValueError(f"channels={self.channels}: must be at most 64")
-        if not self.timeout_s > 0:
-            raise ValueError(f"timeout_s={self.timeout_s!r}: must be above 0 seconds")
+        if not 0 < self.timeout_s < 1e9:
+            raise ValueError(f"timeout_s={self.timeout_s!r}: must be above 0 and below 1e9 seconds")
         if self.on_overflow not in ("error", "drop"):
             raise ValueError(f'on_overflow={self.on_overflow!r}: must be "error" or "drop"')
         object.__setattr__(self, "dtype", self._row_dtype("dtype", self.dtype))

@@ -53,6 +53,11 @@ MoeFabric::MoeFabric(const FabricOptions& options, const MoeConfig& config)
 }
 
 MoeFabric::~MoeFabric() {
+  Close();
+  for (Rank& rank : ranks_) rank.context.reset();
+}
+
+void MoeFabric::Close() {
   for (Rank& rank : ranks_) rank.executor.set_inline(true);
   const auto close_all = [this] {
     bool closed = true;
@@ -62,7 +67,6 @@ MoeFabric::~MoeFabric() {
   };
   EXPECT_TRUE(StepUntil(close_all, 100'000));
   for (Rank& rank : ranks_) static_cast<void>(rank.engine->Close(In(1'000'000)));
-  for (Rank& rank : ranks_) rank.context.reset();
 }
 
 std::unique_ptr<Domain> MoeFabric::MakeDomain(int32_t rank) {

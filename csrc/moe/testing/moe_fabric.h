@@ -32,7 +32,12 @@ class QueueExecutor final : public Executor {
     tasks_.pop_front();
     task->run(task->context);
   }
-  void set_inline(bool value) { inline_ = value; }
+  bool idle() const { return tasks_.empty(); }
+  // From now on; what is queued runs first.
+  void set_inline(bool value) {
+    while (!idle()) RunOne();
+    inline_ = value;
+  }
 
  private:
   bool inline_ = true;
@@ -61,8 +66,9 @@ class MoeFabric {
  public:
   // `config` with the right rank for each of them.
   MoeFabric(const FabricOptions& options, const MoeConfig& config);
-  // Closes what is open.
   ~MoeFabric();
+  // Contexts and engines: every operation ends.
+  void Close();
 
   // All ranks; failures are test failures.
   void Connect();

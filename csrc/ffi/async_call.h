@@ -1,8 +1,8 @@
 // The promise of one XLA FFI call, kept between the handler and whoever finishes the call.
 //
-// Fulfilling a promise runs the rest of the user's program on the calling thread, so a worker never does it: a call that
-// finishes after its handler has returned is fulfilled by its device's completion executor. One that finishes inside of
-// the handler is fulfilled there, before XLA has the future: nothing can run inside.
+// Fulfilling a promise runs the rest of the user's program on the calling thread, so a worker never does it: a call
+// that finishes after its handler has returned is fulfilled by its device's completion executor. One that finishes
+// inside of the handler is fulfilled there, before XLA has the future: nothing can run inside.
 #ifndef JAX_FABRIC_FFI_ASYNC_CALL_H_
 #define JAX_FABRIC_FFI_ASYNC_CALL_H_
 

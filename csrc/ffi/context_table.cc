@@ -25,8 +25,8 @@ ContextTable& ContextTable::Get() {
 
 Status ContextTable::Add(int64_t handle, int32_t device, moe::Context* context, Executor* completion) {
   if (handle < 0 || handle >= kMaxContexts) {
-    return MakeError(ErrorCode::kResourceExhausted,
-                     "context handle {}: a process can make {} expert-parallel contexts", handle, kMaxContexts);
+    return MakeError(ErrorCode::kResourceExhausted, "context handle {}: a process can make {} expert-parallel contexts",
+                     handle, kMaxContexts);
   }
   std::lock_guard<std::mutex> lock(mutex_);
   if (Find(handle, device) != nullptr) {

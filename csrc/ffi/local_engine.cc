@@ -14,8 +14,8 @@ namespace {
 
 // They steer the build and the tests (docs/building.md); one that is still set is not a mistake.
 const std::string kBuildVariables[] = {
-    "JAX_FABRIC_BAZEL_ARGS", "JAX_FABRIC_CUDA",     "JAX_FABRIC_INCLUDE_PATH",   "JAX_FABRIC_JAXLIB",
-    "JAX_FABRIC_NANOBIND",   "JAX_FABRIC_PYTHON_INCLUDE", "JAX_FABRIC_RDMA", "JAX_FABRIC_SOAK",
+    "JAX_FABRIC_BAZEL_ARGS", "JAX_FABRIC_CUDA",           "JAX_FABRIC_INCLUDE_PATH", "JAX_FABRIC_JAXLIB",
+    "JAX_FABRIC_NANOBIND",   "JAX_FABRIC_PYTHON_INCLUDE", "JAX_FABRIC_RDMA",         "JAX_FABRIC_SOAK",
 };
 
 }  // namespace
@@ -54,8 +54,7 @@ Result<moe::Context*> LocalEngine::AddMoeContext(size_t device, const moe::MoeCo
   if (closed_) return MakeError(ErrorCode::kFailedPrecondition, "the fabric was closed");
   JF_ASSIGN_OR_RETURN(std::unique_ptr<moe::Context> context,
                       moe::Context::Create(config, devices_[device].group, devices_[device].kernels.get()));
-  JF_RETURN_IF_ERROR(
-      ContextTable::Get().Add(handle, ordinal, context.get(), devices_[device].completions.get()));
+  JF_RETURN_IF_ERROR(ContextTable::Get().Add(handle, ordinal, context.get(), devices_[device].completions.get()));
   contexts_.push_back(std::move(context));
   handles_.push_back(handle);
   return contexts_.back().get();
@@ -72,7 +71,8 @@ bool LocalEngine::Close(int64_t timeout_us) {
   if (closed_) return true;
   closed_ = true;
   if (getpid() != process_) {
-    // A forked child. The threads are the parent's, and so are the peers: there is nothing to end, and nobody to wait for.
+    // A forked child. The threads are the parent's, and so are the peers: there is nothing to end, and nobody to wait
+    // for.
     Abandon();
     return true;
   }

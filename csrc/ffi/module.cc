@@ -25,8 +25,7 @@ kernels::ElementType ParseType(const std::string& name) {
   if (name == "float32") return kernels::ElementType::kFloat32;
   if (name == "bfloat16") return kernels::ElementType::kBfloat16;
   if (name == "float16") return kernels::ElementType::kFloat16;
-  Raise(Error{ErrorCode::kInvalidArgument,
-              fmt::format("dtype={}: must be one of float32, bfloat16, float16", name)});
+  Raise(Error{ErrorCode::kInvalidArgument, fmt::format("dtype={}: must be one of float32, bfloat16, float16", name)});
 }
 
 moe::MoeConfig MakeConfig(int32_t ranks, int32_t rank, int32_t experts, int32_t max_tokens, int32_t top_k,
@@ -81,7 +80,8 @@ nb::dict FfiTargets() {
 nb::dict FfiTypes() {
   const auto [id, info] = CallSiteType();
   nb::dict types;
-  types["jf_moe_call_site"] = nb::make_tuple(nb::capsule(static_cast<void*>(id)), nb::capsule(static_cast<void*>(info)));
+  types["jf_moe_call_site"] =
+      nb::make_tuple(nb::capsule(static_cast<void*>(id)), nb::capsule(static_cast<void*>(info)));
   return types;
 }
 
@@ -101,16 +101,17 @@ NB_MODULE(_core, m) {
   m.def("reserve_context_handles", &ReserveHandles, nb::arg("first_free"));
 
   nb::class_<moe::MoeConfig>(m, "MoeConfig")
-      .def("__init__",
-           [](moe::MoeConfig* self, int32_t ranks, int32_t rank, int32_t experts, int32_t max_tokens, int32_t top_k,
-              int32_t hidden, int64_t capacity, const std::string& dispatch_type, const std::string& combine_type,
-              int32_t channels, int64_t timeout_us, bool drop_overflow) {
-             new (self) moe::MoeConfig(MakeConfig(ranks, rank, experts, max_tokens, top_k, hidden, capacity,
-                                                  dispatch_type, combine_type, channels, timeout_us, drop_overflow));
-           },
-           nb::kw_only(), nb::arg("ranks"), nb::arg("rank"), nb::arg("experts"), nb::arg("max_tokens"),
-           nb::arg("top_k"), nb::arg("hidden"), nb::arg("capacity"), nb::arg("dispatch_type"), nb::arg("combine_type"),
-           nb::arg("channels"), nb::arg("timeout_us"), nb::arg("drop_overflow"))
+      .def(
+          "__init__",
+          [](moe::MoeConfig* self, int32_t ranks, int32_t rank, int32_t experts, int32_t max_tokens, int32_t top_k,
+             int32_t hidden, int64_t capacity, const std::string& dispatch_type, const std::string& combine_type,
+             int32_t channels, int64_t timeout_us, bool drop_overflow) {
+            new (self) moe::MoeConfig(MakeConfig(ranks, rank, experts, max_tokens, top_k, hidden, capacity,
+                                                 dispatch_type, combine_type, channels, timeout_us, drop_overflow));
+          },
+          nb::kw_only(), nb::arg("ranks"), nb::arg("rank"), nb::arg("experts"), nb::arg("max_tokens"), nb::arg("top_k"),
+          nb::arg("hidden"), nb::arg("capacity"), nb::arg("dispatch_type"), nb::arg("combine_type"),
+          nb::arg("channels"), nb::arg("timeout_us"), nb::arg("drop_overflow"))
       .def("memory_bytes", &moe::MoeConfig::MemoryBytes);
 
   nb::class_<moe::Context>(m, "MoeContext")
@@ -121,15 +122,17 @@ NB_MODULE(_core, m) {
   nb::class_<LocalEngine>(m, "Engine")
       .def(nb::new_([](int worker_threads) { return ValueOrRaise(LocalEngine::Create(worker_threads)); }),
            nb::arg("worker_threads"))
-      .def("add_local_group",
-           [](LocalEngine& self, const std::string& name) { return ValueOrRaise(self.AddLocalGroup(name)); },
-           nb::arg("name"))
-      .def("add_moe_context",
-           [](LocalEngine& self, size_t device, const moe::MoeConfig& config, int64_t handle, int32_t ordinal) {
-             return ValueOrRaise(self.AddMoeContext(device, config, handle, ordinal));
-           },
-           nb::rv_policy::reference_internal, nb::arg("device"), nb::arg("config"), nb::arg("handle"),
-           nb::arg("ordinal"))
+      .def(
+          "add_local_group",
+          [](LocalEngine& self, const std::string& name) { return ValueOrRaise(self.AddLocalGroup(name)); },
+          nb::arg("name"))
+      .def(
+          "add_moe_context",
+          [](LocalEngine& self, size_t device, const moe::MoeConfig& config, int64_t handle, int32_t ordinal) {
+            return ValueOrRaise(self.AddMoeContext(device, config, handle, ordinal));
+          },
+          nb::rv_policy::reference_internal, nb::arg("device"), nb::arg("config"), nb::arg("handle"),
+          nb::arg("ordinal"))
       .def("first_error",
            [](const LocalEngine& self) {
              const Error* error = self.FirstError();

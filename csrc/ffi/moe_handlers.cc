@@ -6,6 +6,7 @@
 #include <atomic>
 #include <memory>
 
+#include "csrc/base/huge_pages.h"
 #include "csrc/ffi/async_call.h"
 #include "csrc/ffi/context_table.h"
 #include "csrc/moe/exchanges.h"
@@ -44,7 +45,8 @@ Result<ElementType> ElementTypeOf(ffi::DataType type) {
     case ffi::F16:
       return ElementType::kFloat16;
     default:
-      return MakeError(ErrorCode::kInvalidArgument, "rows of XLA element type {}: float32, bfloat16 and float16 are supported",
+      return MakeError(ErrorCode::kInvalidArgument,
+                       "rows of XLA element type {}: float32, bfloat16 and float16 are supported",
                        static_cast<int>(type));
   }
 }
@@ -90,16 +92,17 @@ struct Destination {
     }
     const int32_t expected = context->config().layout.shape.rank;
     if (axis_rank != expected) {
-      error = Error{ErrorCode::kInvalidArgument,
-                    fmt::format("called on rank {} of the axis, and this device is rank {} of the context: use the mesh "
-                                "that the Fabric was made with",
-                                axis_rank, expected)};
+      error =
+          Error{ErrorCode::kInvalidArgument,
+                fmt::format("called on rank {} of the axis, and this device is rank {} of the context: use the mesh "
+                            "that the Fabric was made with",
+                            axis_rank, expected)};
       return;
     }
     channel = context->channel(static_cast<int32_t>(channel_index));
     if (channel == nullptr) {
-      error = Error{ErrorCode::kInvalidArgument, fmt::format("channel={}: the context has channels 0 to {}", channel_index,
-                                                             context->config().channels - 1)};
+      error = Error{ErrorCode::kInvalidArgument, fmt::format("channel={}: the context has channels 0 to {}",
+                                                             channel_index, context->config().channels - 1)};
     }
   }
   const kernels::SlotLayout& layout() const { return visit.context()->config().layout; }
@@ -109,10 +112,11 @@ template <typename Body>
 ffi::Future WithDestination(const Call& call, const RankOperand& rank, Body body) {
   LocalRank* local = ContextTable::Get().Find(call.context, call.device);
   if (local == nullptr) {
-    return Failed(Error{ErrorCode::kNotFound,
-                        fmt::format("expert-parallel context {} has no rank on device {}: call it inside of shard_map over "
-                                    "the Fabric's mesh",
-                                    call.context, call.device)});
+    return Failed(
+        Error{ErrorCode::kNotFound,
+              fmt::format("expert-parallel context {} has no rank on device {}: call it inside of shard_map over "
+                          "the Fabric's mesh",
+                          call.context, call.device)});
   }
   Destination destination(local, call.channel, rank.typed_data()[0]);
   if (destination.channel == nullptr) return Failed(destination.error);
@@ -159,12 +163,12 @@ const float* Optional(const F32& operand) { return operand.element_count() == 0 
 // --- the exchanges
 
 ffi::Future Dispatch(CallSiteState* state, int32_t device, ffi::RunId run, RankOperand rank, ffi::AnyBuffer x,
-                     S32 experts, F32 weights, S32,
-                     ffi::Result<ffi::AnyBuffer> tokens, ffi::ResultBuffer<ffi::F32> row_weights,
-                     ffi::ResultBuffer<ffi::S32> group_sizes, ffi::ResultBuffer<ffi::S32> dropped,
-                     ffi::ResultBuffer<ffi::S32> token, ffi::ResultBuffer<ffi::S32> index,
-                     ffi::ResultBuffer<ffi::S32> slot, ffi::ResultBuffer<ffi::S32> positions,
-                     ffi::ResultBuffer<ffi::S32> rows, int64_t context, int64_t channel, int64_t, bool zero_padding) {
+                     S32 experts, F32 weights, S32, ffi::Result<ffi::AnyBuffer> tokens,
+                     ffi::ResultBuffer<ffi::F32> row_weights, ffi::ResultBuffer<ffi::S32> group_sizes,
+                     ffi::ResultBuffer<ffi::S32> dropped, ffi::ResultBuffer<ffi::S32> token,
+                     ffi::ResultBuffer<ffi::S32> index, ffi::ResultBuffer<ffi::S32> slot,
+                     ffi::ResultBuffer<ffi::S32> positions, ffi::ResultBuffer<ffi::S32> rows, int64_t context,
+                     int64_t channel, int64_t, bool zero_padding) {
   const Call call{state, device, run.run_id, context, channel};
   return WithDestination(call, rank, [&](const Destination& destination) {
     const auto type = ElementTypeOf(x.element_type());
@@ -180,12 +184,12 @@ ffi::Future Dispatch(CallSiteState* state, int32_t device, ffi::RunId run, RankO
     send.route = {index->typed_data(), slot->typed_data()};
     receive.tokens_type = *type;
     receive.tokens = tokens->untyped_data();
+    AdviseHugePages(receive.tokens, tokens->size_bytes());
     receive.weights = row_weights->typed_data();
     receive.group_sizes = group_sizes->typed_data();
     receive.route = {positions->typed_data(), rows->typed_data()};
     // vmap folds a batch into the rows; each of its elements has the context's capacity.
-    receive.elements =
-        static_cast<int32_t>(tokens->dimensions()[0] / destination.layout().shape.capacity);
+    receive.elements = static_cast<int32_t>(tokens->dimensions()[0] / destination.layout().shape.capacity);
     receive.element_rows = std::max(1, send.t_rows / receive.elements);
     receive.drop_overflow = destination.visit.context()->config().drop_overflow;
     receive.zero_padding = zero_padding;
@@ -198,9 +202,9 @@ ffi::Future Dispatch(CallSiteState* state, int32_t device, ffi::RunId run, RankO
 
 // Combine, and with `back` the gradient of dispatch.
 ffi::Future Combine(CallSiteState* state, int32_t device, ffi::RunId run, RankOperand rank, ffi::AnyBuffer y,
-                    F32 weights, F32 scalars, S32 index, S32 slot, S32 positions, S32 rows, S32, ffi::Result<ffi::AnyBuffer> out,
-                    ffi::ResultBuffer<ffi::F32> out_scalars, ffi::ResultBuffer<ffi::S32> token, int64_t context,
-                    int64_t channel, int64_t, bool back) {
+                    F32 weights, F32 scalars, S32 index, S32 slot, S32 positions, S32 rows, S32,
+                    ffi::Result<ffi::AnyBuffer> out, ffi::ResultBuffer<ffi::F32> out_scalars,
+                    ffi::ResultBuffer<ffi::S32> token, int64_t context, int64_t channel, int64_t, bool back) {
   const Call call{state, device, run.run_id, context, channel};
   return WithDestination(call, rank, [&](const Destination& destination) {
     const auto type = ElementTypeOf(y.element_type());
@@ -228,9 +232,9 @@ ffi::Future Combine(CallSiteState* state, int32_t device, ffi::RunId run, RankOp
 
 // The gradient of combine.
 ffi::Future Redispatch(CallSiteState* state, int32_t device, ffi::RunId run, RankOperand rank, ffi::AnyBuffer x,
-                       F32 weights, ffi::AnyBuffer y, S32 index, S32 slot, S32 positions, S32 rows, S32, ffi::Result<ffi::AnyBuffer> out,
-                       ffi::ResultBuffer<ffi::F32> dots, ffi::ResultBuffer<ffi::S32> token, int64_t context,
-                       int64_t channel, int64_t) {
+                       F32 weights, ffi::AnyBuffer y, S32 index, S32 slot, S32 positions, S32 rows, S32,
+                       ffi::Result<ffi::AnyBuffer> out, ffi::ResultBuffer<ffi::F32> dots,
+                       ffi::ResultBuffer<ffi::S32> token, int64_t context, int64_t channel, int64_t) {
   const Call call{state, device, run.run_id, context, channel};
   return WithDestination(call, rank, [&](const Destination& destination) {
     const auto type = ElementTypeOf(x.element_type());
@@ -251,6 +255,7 @@ ffi::Future Redispatch(CallSiteState* state, int32_t device, ffi::RunId run, Ran
     receive.y = with_y ? y.untyped_data() : nullptr;
     receive.out_type = *type;
     receive.out = out->untyped_data();
+    AdviseHugePages(receive.out, out->size_bytes());
     receive.dots = with_y ? dots->typed_data() : nullptr;
     const uint64_t signature = Signature({3, send.t_rows, static_cast<int64_t>(*type), with_y});
     return Exchange(call, destination, token, ExchangeKind::kRedispatch, signature, kernels::RedispatchSend, send,
@@ -258,8 +263,7 @@ ffi::Future Redispatch(CallSiteState* state, int32_t device, ffi::RunId run, Ran
   });
 }
 
-XLA_FFI_DEFINE_HANDLER(kInstantiate, Instantiate,
-                       ffi::Ffi::BindInstantiate().Attrs());
+XLA_FFI_DEFINE_HANDLER(kInstantiate, Instantiate, ffi::Ffi::BindInstantiate().Attrs());
 XLA_FFI_DEFINE_HANDLER(kDispatch, Dispatch,
                        ffi::Ffi::Bind()
                            .Ctx<ffi::State<CallSiteState>>()

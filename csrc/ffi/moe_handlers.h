@@ -1,7 +1,7 @@
 // The custom calls of jax_fabric.moe on CPU: each is a whole exchange.
 //
-// They are not split into a start and a done, and take no number beforehand: XLA may run a program's calls one after the
-// other, in any order that their data allows, so a call must not wait for another one that comes later.
+// They are not split into a start and a done, and take no number beforehand: XLA may run a program's calls one after
+// the other, in any order that their data allows, so a call must not wait for another one that comes later.
 //
 // Operands and results (N ranks, T rows, K = top_k, H, C = capacity, L = local top k; see kernels/moe_kernels.h):
 //   jf_moe_dispatch    rank, x, experts, weights, after -> tokens [C,H], weights [C], group_sizes, dropped, token,

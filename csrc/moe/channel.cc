@@ -85,8 +85,8 @@ Result<std::unique_ptr<PreparedScatter>> Channel::PrepareExchange(int parity) {
     }
     entry.target = &peer.memory;
     entry.target_offset = config_.ChannelOffset(index_) + config_.layout.SlotOffset(me, parity);
-    entry.immediate = peers_.Immediate(
-        rank, index_, parity == 0 ? ChannelImmediate::kEvenExchange : ChannelImmediate::kOddExchange);
+    entry.immediate =
+        peers_.Immediate(rank, index_, parity == 0 ? ChannelImmediate::kEvenExchange : ChannelImmediate::kOddExchange);
     entries.push_back(entry);
   }
   return group_->PrepareScatter(entries);
@@ -150,8 +150,7 @@ void Channel::Poison(const Error& error) {
 
 bool Channel::Quiet() const {
   const auto quiet = [](const Signal& signal) { return !signal.outstanding; };
-  return std::all_of(arrivals_.begin(), arrivals_.end(), quiet) &&
-         std::all_of(sends_.begin(), sends_.end(), quiet) &&
+  return std::all_of(arrivals_.begin(), arrivals_.end(), quiet) && std::all_of(sends_.begin(), sends_.end(), quiet) &&
          std::all_of(announcements_.begin(), announcements_.end(), quiet) && quiet(announcement_arrival_) &&
          quiet(timer_);
 }
@@ -162,8 +161,8 @@ void Channel::OnSubmit(ExchangeOperation* operation) {
   if (poison_) return operation->Finish(&*poison_);
   const Result<uint64_t> identity = identifier_.Identify(operation->site_, operation->run_);
   if (!identity) {
-    Poison(Error{identity.error().code, fmt::format("moe {} (channel {}, rank {}): {}", NameOf(operation->kind_), index_,
-                                                    peers_.rank, identity.error().message)});
+    Poison(Error{identity.error().code, fmt::format("moe {} (channel {}, rank {}): {}", NameOf(operation->kind_),
+                                                    index_, peers_.rank, identity.error().message)});
     return operation->Finish(&*poison_);
   }
   operation->identity_ = *identity;
@@ -249,10 +248,11 @@ void Channel::OnAnnouncement(Signal& signal) {
 }
 
 Error Channel::NameRank0(const Error& cause) const {
-  return Error{cause.code,
-               fmt::format("moe (channel {}): rank {} waited {} s for rank 0 to start the same call. Do all ranks run the "
-                           "same program? {}",
-                           index_, peers_.rank, config_.timeout_us * 1e-6, cause.message)};
+  return Error{
+      cause.code,
+      fmt::format("moe (channel {}): rank {} waited {} s for rank 0 to start the same call. Do all ranks run the "
+                  "same program? {}",
+                  index_, peers_.rank, config_.timeout_us * 1e-6, cause.message)};
 }
 
 // --- exchanges
@@ -276,9 +276,9 @@ bool Channel::StartNext() {
   arrived_ = config_.layout.shape.ranks == 1;
   for (int32_t rank = 0; rank < config_.layout.shape.ranks; ++rank) {
     std::byte* const mapped = peers_.peers[rank].mapped;
-    send_slots_[rank] = mapped == nullptr ? StagingSlot(rank, sequence)
-                                          : mapped + config_.ChannelOffset(index_) +
-                                                config_.layout.SlotOffset(peers_.rank, sequence);
+    send_slots_[rank] = mapped == nullptr
+                            ? StagingSlot(rank, sequence)
+                            : mapped + config_.ChannelOffset(index_) + config_.layout.SlotOffset(peers_.rank, sequence);
   }
   current_->Pack(StampOf(sequence, signature_), send_slots_.data(), message_bytes_.data());
   if (arrived_) return true;
@@ -303,8 +303,8 @@ Status Channel::Send(ExchangeOperation& operation) {
     return status;
   }
   Signal& arrival = arrivals_[parity];
-  status = group_->ExpectImmediate(peers_.Immediate(peers_.rank, index_, which), ranks - 1, deadline,
-                                   CallbackFor(&arrival));
+  status =
+      group_->ExpectImmediate(peers_.Immediate(peers_.rank, index_, which), ranks - 1, deadline, CallbackFor(&arrival));
   if (!status) arrival.outstanding = false;
   return status;
 }
@@ -330,8 +330,8 @@ Status Channel::CheckMessages(const void* const* slots) const {
   kernels::MessageStamp expected = StampOf(finished_ + 1, signature_);
   for (int32_t rank = 0; rank < config_.layout.shape.ranks; ++rank) {
     expected.incarnation = rank == peers_.rank ? peers_.own_incarnation : peers_.peers[rank].incarnation;
-    const char* const wrong = kernels::CheckMessage(config_.layout, slots[rank], current_->kind_, expected,
-                                                    rank, current_->RowsOf(rank));
+    const char* const wrong =
+        kernels::CheckMessage(config_.layout, slots[rank], current_->kind_, expected, rank, current_->RowsOf(rank));
     if (wrong == nullptr) continue;
     return MakeError(ErrorCode::kFailedPrecondition,
                      "moe {} (channel {}, exchange {}): rank {} cannot use the message of rank {}: {}. Do all ranks "
@@ -377,9 +377,9 @@ void Channel::OnSent(Signal& signal) {
 void Channel::ArmTimer() {
   if (poison_ || timer_.outstanding) return;
   if (unnumbered_.empty() && numbered_.empty() && current_ == nullptr) return;
-  const auto armed = group_->ExpectImmediate(peers_.Immediate(peers_.rank, index_, ChannelImmediate::kTimer), 1,
-                                             Deadline::After(group_->clock(), config_.timeout_us),
-                                             CallbackFor(&timer_));
+  const auto armed =
+      group_->ExpectImmediate(peers_.Immediate(peers_.rank, index_, ChannelImmediate::kTimer), 1,
+                              Deadline::After(group_->clock(), config_.timeout_us), CallbackFor(&timer_));
   if (!armed) {
     timer_.outstanding = false;
     Poison(armed.error());
@@ -399,11 +399,12 @@ void Channel::OnTimer(Signal& signal) {
     if (current_ != nullptr && !arrived_) return Poison(NameAbsentRanks(*signal.error));
     // The timer may be before the awaited number's deadline, which begins anew with every announcement.
     if (peers_.rank != 0 && current_ == nullptr && numbered_.empty()) return Poison(NameRank0(*signal.error));
-    return Poison(Error{ErrorCode::kDeadlineExceeded,
-                        fmt::format("moe (channel {}): a call on rank {} waited {} s for its turn: exchange {} has not {} "
-                                    "on this rank",
-                                    index_, peers_.rank, config_.timeout_us * 1e-6, finished_ + 1,
-                                    current_ == nullptr ? "started" : "ended")});
+    return Poison(
+        Error{ErrorCode::kDeadlineExceeded,
+              fmt::format("moe (channel {}): a call on rank {} waited {} s for its turn: exchange {} has not {} "
+                          "on this rank",
+                          index_, peers_.rank, config_.timeout_us * 1e-6, finished_ + 1,
+                          current_ == nullptr ? "started" : "ended")});
   }
   ArmTimer();
 }
@@ -420,11 +421,11 @@ Error Channel::NameAbsentRanks(const Error& cause) const {
     ++count;
   }
   if (count == 0) return cause;
-  return Error{cause.code, fmt::format("moe {} (channel {}, exchange {}): rank {} waited {} s for rank(s) {}; {} of {} "
-                                       "ranks came. {}",
-                                       NameOf(current_->kind_), index_, finished_ + 1, peers_.rank, config_.timeout_us * 1e-6,
-                                       absent, config_.layout.shape.ranks - count, config_.layout.shape.ranks,
-                                       cause.message)};
+  return Error{cause.code,
+               fmt::format("moe {} (channel {}, exchange {}): rank {} waited {} s for rank(s) {}; {} of {} "
+                           "ranks came. {}",
+                           NameOf(current_->kind_), index_, finished_ + 1, peers_.rank, config_.timeout_us * 1e-6,
+                           absent, config_.layout.shape.ranks - count, config_.layout.shape.ranks, cause.message)};
 }
 
 void* Channel::StagingSlot(int32_t rank, int64_t sequence) const {

@@ -102,11 +102,11 @@ class Channel {
   CallIdentifier identifier_;
   TicketBook tickets_;
   OperationList unnumbered_;
-  OperationList numbered_;               // waiting for their turn
+  OperationList numbered_;                // waiting for their turn
   ExchangeOperation* current_ = nullptr;  // packed: exchange finished_ + 1
-  bool arrived_ = false;                 // all messages of current_ are here
-  int64_t finished_ = 0;                 // last exchange that is unpacked here
-  uint64_t signature_ = 0;               // of current_
+  bool arrived_ = false;                  // all messages of current_ are here
+  int64_t finished_ = 0;                  // last exchange that is unpacked here
+  uint64_t signature_ = 0;                // of current_
   std::vector<void*> send_slots_;
   std::vector<const void*> receive_slots_;
   std::vector<int64_t> message_bytes_;

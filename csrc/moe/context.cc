@@ -52,8 +52,8 @@ Result<std::unique_ptr<Context>> Context::Create(const MoeConfig& config, Domain
   JF_ASSIGN_OR_RETURN(context->memory_, AllocateShared(config.MemoryBytes()));
   const SharedMemory& memory = context->memory_;
   PeerTable& table = context->table_;
-  JF_ASSIGN_OR_RETURN(table.own_memory, group->RegisterMemory(memory.data(), memory.size(), MemoryKind::kHost,
-                                                              Access::kRemoteWrite));
+  JF_ASSIGN_OR_RETURN(table.own_memory,
+                      group->RegisterMemory(memory.data(), memory.size(), MemoryKind::kHost, Access::kRemoteWrite));
   JF_ASSIGN_OR_RETURN(table.own_incarnation, RandomId());
   table.rank = config.layout.shape.rank;
   table.peers.resize(config.layout.shape.ranks);
@@ -141,8 +141,8 @@ Status Context::Connect(std::span<const Bytes> introductions, Deadline deadline)
 Status Context::AllocateStaging() {
   if (mapped_peers() == config_.layout.shape.ranks) return {};
   JF_ASSIGN_OR_RETURN(staging_, AllocateShared(config_.channels * config_.layout.ChannelBytes()));
-  JF_ASSIGN_OR_RETURN(table_.staging_memory, group_->RegisterMemory(staging_.data(), staging_.size(),
-                                                                    MemoryKind::kHost, Access::kLocalOnly));
+  JF_ASSIGN_OR_RETURN(table_.staging_memory,
+                      group_->RegisterMemory(staging_.data(), staging_.size(), MemoryKind::kHost, Access::kLocalOnly));
   return {};
 }
 
@@ -168,6 +168,7 @@ bool Context::Close(Deadline deadline) {
   struct Sweep {
     Context* context = nullptr;
     Task task;
+    const std::thread::id closer = std::this_thread::get_id();
     std::atomic<int> result{-1};
   };
   // Asked again and again, on the strand: cancelled expectations come back through the worker.
@@ -182,6 +183,9 @@ bool Context::Close(Deadline deadline) {
         channel->Poison(Error{ErrorCode::kCancelled, "the expert-parallel context was closed"});
         quiet = quiet && channel->Quiet();
       }
+      // Another thread that runs this has yet to leave the strand, which may be gone when Close has returned. Once the
+      // closing thread finds the strand idle, no other one is in it, and none will be: all callbacks have come.
+      quiet = quiet && std::this_thread::get_id() == self->closer;
       // release, with the acquire below.
       self->result.store(quiet ? 1 : 0, std::memory_order_release);
     };

@@ -38,7 +38,8 @@ class Context {
   // From any thread: the error that ended one of the channels, or null.
   const Error* error() const;
 
-  // Every operation ends with kCancelled. Local and bounded; true when nothing refers to the context any more.
+  // Every operation ends with kCancelled. Local and bounded; true when nothing refers to the context any more, but for
+  // the stores of mapped peers: contexts of one process are all closed before the first of them is destroyed.
   bool Close(Deadline deadline);
 
  private:

@@ -172,6 +172,7 @@ class Layer {
   std::unique_ptr<Operation> MakeDispatch(int32_t r, const CallSite& site) {
     RankState& state = actual_.rank(r);
     const kernels::DispatchSendArgs send{.layout = state.layout,
+                                         .stamp = {},
                                          .t_rows = state.t_rows,
                                          .x_type = state.x.type(),
                                          .x = state.x.data(),
@@ -193,6 +194,7 @@ class Layer {
     Rank& rank = *ranks_[r];
     const bool back = kind == ExchangeKind::kDispatchBack;
     const kernels::CombineSendArgs send{.layout = state.layout,
+                                        .stamp = {},
                                         .kind = kind,
                                         .y_type = state.tokens.type(),
                                         .y = state.tokens.data(),
@@ -213,6 +215,7 @@ class Layer {
     RankState& state = actual_.rank(r);
     Rank& rank = *ranks_[r];
     const kernels::RedispatchSendArgs send{.layout = state.layout,
+                                           .stamp = {},
                                            .t_rows = state.t_rows,
                                            .x_type = state.x.type(),
                                            .x = state.x.data(),
@@ -301,6 +304,7 @@ TEST(KernelExchangeOverflow, RaisedOnAllRanks) {
       for (int32_t rank = 0; rank < 3; ++rank) {
         RankState& state = world.rank(rank);
         const kernels::DispatchSendArgs send{.layout = state.layout,
+                                             .stamp = {},
                                              .t_rows = state.t_rows,
                                              .x_type = state.x.type(),
                                              .x = state.x.data(),

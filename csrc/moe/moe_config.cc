@@ -33,10 +33,17 @@ Status MoeConfig::Validate() const {
 
 uint64_t MoeConfig::Hash() const {
   const kernels::MoeShape& s = layout.shape;
-  const int64_t fields[] = {s.ranks,  s.experts_per_rank, s.experts,
-                            s.max_tokens, s.top_k,        s.hidden,
-                            s.capacity,   static_cast<int64_t>(layout.dispatch_type),
-                            static_cast<int64_t>(layout.combine_type), channels, drop_overflow};
+  const int64_t fields[] = {s.ranks,
+                            s.experts_per_rank,
+                            s.experts,
+                            s.max_tokens,
+                            s.top_k,
+                            s.hidden,
+                            s.capacity,
+                            static_cast<int64_t>(layout.dispatch_type),
+                            static_cast<int64_t>(layout.combine_type),
+                            channels,
+                            drop_overflow};
   return XXH3_64bits(fields, sizeof(fields));
 }
 

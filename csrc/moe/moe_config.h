@@ -11,7 +11,7 @@ namespace jax_fabric::moe {
 
 struct MoeConfig {
   kernels::SlotLayout layout;
-  int32_t channels = 2;          // exchanges that may be in flight at once, each with its own slots
+  int32_t channels = 2;             // exchanges that may be in flight at once, each with its own slots
   int64_t timeout_us = 30'000'000;  // of every wait for a peer
   bool drop_overflow = false;
 

@@ -21,7 +21,7 @@ inline constexpr uint32_t kImmediatesPerChannel = 4;
 
 struct Peer {
   PeerHandle handle = 0;
-  RemoteMemory memory;        // its slots and announcement rings
+  RemoteMemory memory;          // its slots and announcement rings
   std::byte* mapped = nullptr;  // the same, where loads and stores reach it; else null
   uint32_t first_immediate = 0;
   uint64_t incarnation = 0;
@@ -29,7 +29,7 @@ struct Peer {
 
 struct PeerTable {
   int32_t rank = 0;
-  std::vector<Peer> peers;     // by rank; this rank's own entry has only `mapped` and `first_immediate`
+  std::vector<Peer> peers;          // by rank; this rank's own entry has only `mapped` and `first_immediate`
   RegisteredMemory own_memory;      // slots and announcement rings
   RegisteredMemory staging_memory;  // messages on their way to peers that are not mapped; empty if all are
   uint64_t own_incarnation = 0;

@@ -240,7 +240,10 @@ def lint(_: Context) -> Iterator[Step]:
         path.relative_to(ROOT)
         for folder in CXX_FOLDERS
         for path in (ROOT / folder).rglob("*")
-        if path.suffix in CXX_SUFFIXES and path.is_file()
+        if path.suffix in CXX_SUFFIXES
+        and path.is_file()
+        # Environments of benchmark peers bring headers of their own.
+        and not any(part.startswith(".") for part in path.relative_to(ROOT).parts)
     )
     if sources:
         yield Step("clang-format", [tool / "clang-format", "--dry-run", "-Werror", *sources])

@@ -68,7 +68,7 @@ def absent(who: int, when: str) -> dict[str, Any]:
     """Process `who` is absent from its third exchange on; the others say what they saw.
 
     Args:
-      who: the process.
+      who: the process. It comes late: before the others close (combine), or after (dispatch).
       when: "dispatch": before a dispatch; "combine": between dispatch and combine.
     """
     inputs = Inputs(len(jax.devices()))
@@ -102,8 +102,12 @@ def absent(who: int, when: str) -> dict[str, Any]:
     meet(f"{when} ready", list(range(jax.process_count())))
     if me == who:
         meet(f"{when} failed", others)
+        if when == "dispatch":
+            meet(f"{when} closed", others)
         # Whatever comes late is an error, too, and lands in nobody's memory.
         found["late"], _ = error_of(lambda: whole(*operands))
+        if when == "combine":
+            meet(f"{when} late", [who])
     else:
         call = (lambda: whole(*operands)) if when == "dispatch" else (lambda: combine(dispatched))
         found["error"], found["seconds"] = error_of(call)
@@ -114,8 +118,12 @@ def absent(who: int, when: str) -> dict[str, Any]:
             found["check"] = str(error)
         found["other_work"] = float(jax.jit(lambda x: (x @ x).sum())(jnp.ones((8, 8))))
         meet(f"{when} failed", others)
+        if when == "combine":
+            meet(f"{when} late", [who])
     fabric.close()
     if me != who:
+        if when == "dispatch":
+            meet(f"{when} closed", others)
         survivors = [device for device in jax.devices() if device.process_index != who]
         found["survivors"] = works(jax.sharding.Mesh(np.array(survivors), ("ep",)))
     return found

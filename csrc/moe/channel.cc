@@ -132,6 +132,30 @@ void Channel::Submit(ExchangeOperation* operation) {
   strand_->PostOrRun(&operation->task_);
 }
 
+void Channel::Attach(ResultRequest* request) {
+  request->channel_ = this;
+  request->task_.context = request;
+  request->task_.run = [](void* context) {
+    auto* self = static_cast<ResultRequest*>(context);
+    self->channel_->OnAttach(self);
+  };
+  strand_->PostOrRun(&request->task_);
+}
+
+void Channel::OnAttach(ResultRequest* request) {
+  if (poison_) return request->End(&*poison_);
+  if (current_ != nullptr && static_cast<int32_t>(current_->sequence_) == request->sequence() &&
+      current_->Attach(*request)) {
+    return Advance();
+  }
+  // Nothing has been lost, and nothing is waiting: the channel can go on.
+  const Error error{ErrorCode::kFailedPrecondition,
+                    fmt::format("moe {} (channel {}, rank {}): no exchange {} was started here that has not been done: "
+                                "call done once, with what start returned, on the same channel",
+                                NameOf(request->kind()), index_, peers_.rank, request->sequence())};
+  request->End(&error);
+}
+
 void Channel::Poison(const Error& error) {
   if (poison_) return;
   poison_ = error;
@@ -310,7 +334,7 @@ Status Channel::Send(ExchangeOperation& operation) {
 }
 
 bool Channel::FinishCurrent() {
-  if (current_ == nullptr || !arrived_) return false;
+  if (current_ == nullptr || !arrived_ || !current_->can_unpack()) return false;
   for (int32_t rank = 0; rank < config_.layout.shape.ranks; ++rank) {
     receive_slots_[rank] = OwnSlot(rank, current_->sequence_);
   }
@@ -399,14 +423,21 @@ void Channel::OnTimer(Signal& signal) {
     if (current_ != nullptr && !arrived_) return Poison(NameAbsentRanks(*signal.error));
     // The timer may be before the awaited number's deadline, which begins anew with every announcement.
     if (peers_.rank != 0 && current_ == nullptr && numbered_.empty()) return Poison(NameRank0(*signal.error));
-    return Poison(
-        Error{ErrorCode::kDeadlineExceeded,
-              fmt::format("moe (channel {}): a call on rank {} waited {} s for its turn: exchange {} has not {} "
-                          "on this rank",
-                          index_, peers_.rank, config_.timeout_us * 1e-6, finished_ + 1,
-                          current_ == nullptr ? "started" : "ended")});
+    return Poison(NameBlockedTurn());
   }
   ArmTimer();
+}
+
+Error Channel::NameBlockedTurn() const {
+  const char* state = "has not ended on this rank";
+  if (current_ == nullptr) state = "has not started on this rank";
+  if (current_ != nullptr && !current_->can_unpack()) {
+    state =
+        "was started on this rank and nobody has called its done: calls in flight at once need channels of their own";
+  }
+  return Error{ErrorCode::kDeadlineExceeded,
+               fmt::format("moe (channel {}): a call on rank {} waited {} s for its turn: exchange {} {}", index_,
+                           peers_.rank, config_.timeout_us * 1e-6, finished_ + 1, state)};
 }
 
 Error Channel::NameAbsentRanks(const Error& cause) const {

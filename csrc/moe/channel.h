@@ -27,6 +27,7 @@
 #include "csrc/moe/operation.h"
 #include "csrc/moe/operation_list.h"
 #include "csrc/moe/peer_table.h"
+#include "csrc/moe/result_request.h"
 #include "csrc/moe/ticket_book.h"
 
 namespace jax_fabric::moe {
@@ -40,6 +41,8 @@ class Channel {
 
   // Thread-safe. May run the operation, and others, on this thread.
   void Submit(ExchangeOperation* operation);
+  // Thread-safe: the second half of a StartedExchange. May run it, and others, on this thread.
+  void Attach(ResultRequest* request);
 
   // On the strand: every operation ends with `error`, and so does every later one.
   void Poison(const Error& error);
@@ -66,6 +69,7 @@ class Channel {
   WorkerCallback CallbackFor(Signal* signal);
 
   void OnSubmit(ExchangeOperation* operation);
+  void OnAttach(ResultRequest* request);
   void NumberOperations();
   void Issue();
   void Announce(int64_t sequence);
@@ -85,6 +89,7 @@ class Channel {
   void ArmTimer();
   void OnTimer(Signal& signal);
   Error NameAbsentRanks(const Error& cause) const;
+  Error NameBlockedTurn() const;
   Error NameRank0(const Error& cause) const;
   void* StagingSlot(int32_t rank, int64_t sequence) const;
   const void* OwnSlot(int32_t source, int64_t sequence) const;

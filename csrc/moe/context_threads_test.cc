@@ -20,6 +20,7 @@
 #include "csrc/moe/testing/moe_fabric.h"
 #include "csrc/moe/testing/partly_mapped_domain.h"
 #include "csrc/moe/testing/pattern_exchange.h"
+#include "csrc/moe/testing/started_pattern.h"
 
 namespace jax_fabric::moe {
 namespace {
@@ -28,6 +29,7 @@ using testing::PartlyMappedDomain;
 using testing::PatternCall;
 using testing::PatternExchange;
 using testing::SmallConfig;
+using testing::StartedPattern;
 
 Deadline In(int64_t milliseconds) { return Deadline::After(SteadyClock::Get(), milliseconds * 1000); }
 
@@ -137,6 +139,43 @@ TEST_P(ContextThreads, ManySmallExchanges) {
   });
   EXPECT_EQ(failures.load(), 0);
   for (int32_t rank = 1; rank < kRanks; ++rank) EXPECT_EQ(numbers[rank], numbers[0]);
+}
+
+// One thread starts, another one asks for the results as soon as it hears of the start.
+TEST_P(ContextThreads, StartedExchanges) {
+  constexpr int32_t kRanks = 3;
+  constexpr int64_t kCalls = 500;
+  Process process(kRanks, GetParam(), SmallConfig(kRanks, 2));
+  std::vector<std::vector<std::unique_ptr<StartedPattern>>> patterns(kRanks * 2);
+  for (int32_t i = 0; i < kRanks * 2; ++i) {
+    for (int64_t call = 0; call < kCalls; ++call) {
+      patterns[i].push_back(
+          std::make_unique<StartedPattern>(process.context(i / 2).config().layout, CallOf(2 * call + i % 2)));
+    }
+  }
+  OnEachRank(kRanks * 4, [&](int32_t thread) {
+    const int32_t rank = thread / 4, channel = thread / 2 % 2;
+    Channel& mine = *process.context(rank).channel(channel);
+    for (const auto& each : patterns[rank * 2 + channel]) {
+      const Deadline deadline = In(60'000);
+      const auto wait_for = [&](auto&& happened) {
+        while (!happened() && !deadline.Passed(SteadyClock::Get())) std::this_thread::yield();
+      };
+      if (thread % 2 == 0) {
+        each->Start(mine);
+        wait_for([&] { return each->ends() == 1; });
+      } else {
+        wait_for([&] { return each->starts() == 1; });
+        each->Done(mine);
+      }
+    }
+  });
+  for (const auto& of_channel : patterns) {
+    for (const auto& each : of_channel) {
+      EXPECT_EQ(each->ends(), 1);
+      EXPECT_EQ(each->error().message + each->damage(), "");
+    }
+  }
 }
 
 // The operations of one rank, kept until the contexts are closed.

@@ -75,6 +75,12 @@ class KernelExchange : public ExchangeOperation {
     return CheckElements(kernels_.receive_args);
   }
 
+ protected:
+  void SetReceive(void (*receive)(const ReceiveArgs&), const ReceiveArgs& receive_args) {
+    kernels_.receive = receive;
+    kernels_.receive_args = receive_args;
+  }
+
  private:
   Kernels kernels_;
 };

@@ -14,6 +14,7 @@
 namespace jax_fabric::moe {
 
 class Channel;
+class ResultRequest;
 
 class ExchangeOperation {
  public:
@@ -34,6 +35,10 @@ class ExchangeOperation {
   virtual Status Unpack(const void* const* slots) = 0;
   // `error` is null on success and valid only during the call. The operation may delete itself.
   virtual void Finish(const Error* error) = 0;
+  // Of an operation in two halves (started_exchange.h): takes the second one, or refuses what is not its own. It can be
+  // unpacked from then on.
+  virtual bool Attach(ResultRequest&) { return false; }
+  virtual bool can_unpack() const { return true; }
 
   kernels::ExchangeKind kind() const { return kind_; }
   // The exchange's number on its channel, from Pack on.

@@ -51,7 +51,7 @@ class Site:
         return {"context": self.context, "channel": self.channel}
 
 
-def _nothing(like: jax.Array, dtype: Any) -> jax.Array:
+def nothing(like: jax.Array, dtype: Any) -> jax.Array:
     """An absent operand: size 0, varying over the same axes as ``like``."""
     return lax.slice(like.reshape(-1), (0,), (0,)).astype(dtype)
 
@@ -140,7 +140,7 @@ def _dispatch_rows(
     return exchange(x, weights, experts, after)
 
 
-def _named(name: str, values: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+def named(name: str, values: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
     """Names results for checkpoint policies: what the gradient keeps is then saved, too."""
     return tuple(checkpoint_name(value, name) for value in values)
 
@@ -162,7 +162,7 @@ def dispatch(
       tokens, weights, group_sizes, dropped, token, index, slot, positions, rows; see
       ``routes.Dispatched``.
     """
-    return _named(DISPATCH_NAME, _dispatch_rows(site, 1, x, weights, experts, after))
+    return named(DISPATCH_NAME, _dispatch_rows(site, 1, x, weights, experts, after))
 
 
 def _dispatch_forward(
@@ -173,15 +173,19 @@ def _dispatch_forward(
     return out, (after, token, index, slot, positions, rows)
 
 
+def dispatch_back(
+    site: Site, cotangents: tuple[Any, ...], routes: tuple[jax.Array, ...], token: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The transpose of dispatch: from cotangents of its results to those of x and weights."""
+    return _combine_rows(site, True, cotangents[0], None, cotangents[1], routes, token)
+
+
 def _dispatch_backward(
     site: Site, residuals: tuple[jax.Array, ...], cotangents: tuple[Any, ...]
 ) -> tuple[Any, ...]:
-    after, token, index, slot, positions, rows = residuals
-    d_tokens, d_row_weights = cotangents[0], cotangents[1]
-    dx, d_weights = _combine_rows(
-        site, True, d_tokens, None, d_row_weights, (index, slot, positions, rows), token
-    )
-    return dx, d_weights, _no_gradient(slot), _no_gradient(after)
+    after, token, *routes = residuals
+    dx, d_weights = dispatch_back(site, cotangents, tuple(routes), token)
+    return dx, d_weights, _no_gradient(routes[1]), _no_gradient(after)
 
 
 dispatch.defvjp(_dispatch_forward, _dispatch_backward)
@@ -203,8 +207,8 @@ def _combine_rows(
 
     Returns [T, H] and, with ``back``, float32[T, K].
     """
-    row_weights = _nothing(y, jnp.float32) if row_weights is None else row_weights
-    row_scalars = _nothing(y, jnp.float32) if row_scalars is None else row_scalars
+    row_weights = nothing(y, jnp.float32) if row_weights is None else row_weights
+    row_scalars = nothing(y, jnp.float32) if row_scalars is None else row_scalars
 
     @custom_vmap
     def exchange(*operands: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -273,7 +277,7 @@ def combine(
       [T, H] of y's dtype.
     """
     out, _ = _combine_rows(site, False, y, row_weights if weighted else None, None, routes, token)
-    return _named(COMBINE_NAME, (out,))[0]
+    return named(COMBINE_NAME, (out,))[0]
 
 
 def _combine_forward(
@@ -288,9 +292,17 @@ def _combine_forward(
     return out, (y if weighted else None, row_weights, routes, token)
 
 
-def _combine_backward(
+def combine_back(
     site: Site, weighted: bool, residuals: tuple[Any, ...], d_out: jax.Array
 ) -> tuple[Any, ...]:
+    """The transpose of combine: cotangents of y, weights, routes and token.
+
+    Args:
+      site: the call's static part.
+      weighted: as combine had it.
+      residuals: y (None unless weighted), weights, routes and token of combine.
+      d_out: [T, H].
+    """
     y, row_weights, routes, after = residuals
 
     @custom_vmap
@@ -301,7 +313,7 @@ def _combine_backward(
             (
                 site.rank(),
                 d_out,
-                all_weights if weighted else _nothing(all_weights, jnp.float32),
+                all_weights if weighted else nothing(all_weights, jnp.float32),
                 y,
                 *operands[3:],
             ),
@@ -315,10 +327,10 @@ def _combine_backward(
         return dy, dots
 
     exchange.def_vmap(functools.partial(_vmap_on_routes, exchange, 3))
-    y = y if weighted else _nothing(d_out, d_out.dtype)
+    y = y if weighted else nothing(d_out, d_out.dtype)
     dy, dots = exchange(d_out, y, row_weights, *routes, after)
     d_weights = dots if weighted else jnp.zeros_like(row_weights)
     return dy, d_weights, tuple(_no_gradient(route) for route in routes), _no_gradient(after)
 
 
-combine.defvjp(_combine_forward, _combine_backward)
+combine.defvjp(_combine_forward, combine_back)

@@ -10,9 +10,10 @@ from jax import lax
 
 from jax_fabric import compat
 from jax_fabric.fabric import Fabric
-from jax_fabric.moe import exchange
+from jax_fabric.moe import exchange, started
 from jax_fabric.moe.config import ExpertParallelConfig
 from jax_fabric.moe.routes import Dispatched, Routes
+from jax_fabric.moe.started import StartedCombine, StartedDispatch
 
 
 def save_exchanges() -> Any:
@@ -136,18 +137,66 @@ class ExpertParallel:
             rows
             than ``capacity``.
         """
-        self._check_dispatch(x, experts, weights, channel)
         site = self._site(channel, zero_padding)
-        ids = jnp.where((experts >= 0) & (experts < self.config.num_experts), experts, -1)
-        if after is None:
-            after = jnp.zeros((1,), jnp.int32)
-        rank = site.rank()
-        x, weights, ids, after, _ = compat.make_varying(
-            x, weights.astype(jnp.float32), ids.astype(jnp.int32), after, rank
+        operands = self._dispatch_operands("dispatch", x, experts, weights, channel, after)
+        return _dispatched(exchange.dispatch(site, *operands))
+
+    def dispatch_start(
+        self,
+        x: jax.Array,
+        experts: jax.Array,
+        weights: jax.Array,
+        *,
+        channel: int = 0,
+        after: jax.Array | None = None,
+    ) -> StartedDispatch:
+        """The first half of ``dispatch``: sends, and waits for nobody.
+
+        What does not need the rows is best computed between the halves, see ``dispatch_done``. The
+        channel is occupied until then: exchanges that are in flight at once need channels of their
+        own (``channels=``), or they end at the deadline. vmap takes whole exchanges only.
+
+        Args:
+          x: as in dispatch, like the following.
+          experts: as in dispatch.
+          weights: as in dispatch.
+          channel: as in dispatch.
+          after: as in dispatch.
+
+        Returns:
+          For ``dispatch_done``, once.
+
+        Raises:
+          ValueError: at trace time: a shape, dtype or channel does not fit; under vmap.
+        """
+        operands = self._dispatch_operands("dispatch_start", x, experts, weights, channel, after)
+        return started.start_dispatch(self._site(channel), *operands)
+
+    def dispatch_done(
+        self, pending: StartedDispatch, *, overlap: Any = (), zero_padding: bool = False
+    ) -> Dispatched:
+        """The second half of ``dispatch``: waits for the rows.
+
+        Args:
+          pending: what ``dispatch_start`` returned.
+          overlap: pytree of arrays to be computed first, while the rows travel. Without it XLA may
+            place the two halves next to each other.
+          zero_padding: as in dispatch.
+
+        Returns:
+          As dispatch. Gradients reach what was given to ``dispatch_start``; they take one whole
+          exchange.
+
+        Raises:
+          ValueError: at trace time: ``pending`` is of another context.
+          jax.errors.JaxRuntimeError: at run time: as dispatch; ``pending`` was done before.
+        """
+        self._check_pending("dispatch_done", pending, StartedDispatch)
+        site = self._site(pending.channel, zero_padding)
+        operands = compat.make_varying(
+            pending.x, pending.weights, pending.ticket, pending.index, pending.slot
         )
-        out = exchange.dispatch(site, x, weights, ids, after)
-        tokens, row_weights, group_sizes, dropped, token, *routes = out
-        return Dispatched(tokens, row_weights, group_sizes, dropped, token, Routes(*routes))
+        return _dispatched(started.finish_dispatch(site, *operands, _arrays(overlap)))
 
     def combine(
         self,
@@ -176,17 +225,105 @@ class ExpertParallel:
           ValueError: at trace time: a shape, dtype or channel does not fit.
           jax.errors.JaxRuntimeError: at run time: a rank did not come in time.
         """
+        operands = self._combine_operands("combine", y, dispatched, channel, after)
+        return exchange.combine(self._site(channel), weighted, *operands)
+
+    def combine_start(
+        self,
+        y: jax.Array,
+        dispatched: Dispatched,
+        *,
+        weighted: bool = True,
+        channel: int = 0,
+        after: jax.Array | None = None,
+    ) -> StartedCombine:
+        """The first half of ``combine``, as ``dispatch_start`` is of dispatch.
+
+        Args:
+          y: as in combine, like the following.
+          dispatched: as in combine.
+          weighted: as in combine.
+          channel: as in dispatch_start.
+          after: as in combine.
+
+        Returns:
+          For ``combine_done``, once.
+
+        Raises:
+          ValueError: at trace time: a shape, dtype or channel does not fit; under vmap.
+        """
+        operands = self._combine_operands("combine_start", y, dispatched, channel, after)
+        return started.start_combine(self._site(channel), weighted, *operands)
+
+    def combine_done(self, pending: StartedCombine, *, overlap: Any = ()) -> jax.Array:
+        """The second half of ``combine``: waits for the sums.
+
+        Args:
+          pending: what ``combine_start`` returned.
+          overlap: as in dispatch_done.
+
+        Returns:
+          As combine. Gradients reach what was given to ``combine_start``.
+
+        Raises:
+          ValueError: at trace time: ``pending`` is of another context.
+          jax.errors.JaxRuntimeError: at run time: as combine; ``pending`` was done before.
+        """
+        self._check_pending("combine_done", pending, StartedCombine)
+        y, weights, token, ticket, *routes = compat.make_varying(
+            pending.y, pending.weights, pending.token, pending.ticket, *pending.routes
+        )
+        return started.finish_combine(
+            self._site(pending.channel),
+            pending.weighted,
+            y,
+            weights,
+            tuple(routes),
+            token,
+            ticket,
+            _arrays(overlap),
+        )
+
+    def _dispatch_operands(
+        self,
+        call: str,
+        x: jax.Array,
+        experts: jax.Array,
+        weights: jax.Array,
+        channel: int,
+        after: jax.Array | None,
+    ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+        """x, weights, expert ids and ``after`` as the exchange takes them."""
+        self._check_dispatch(call, x, experts, weights, channel)
+        ids = jnp.where((experts >= 0) & (experts < self.config.num_experts), experts, -1)
+        if after is None:
+            after = jnp.zeros((1,), jnp.int32)
+        rank = lax.axis_index(self.axis_name)
+        x, weights, ids, after, _ = compat.make_varying(
+            x, weights.astype(jnp.float32), ids.astype(jnp.int32), after, rank
+        )
+        return x, weights, ids, after
+
+    def _combine_operands(
+        self,
+        call: str,
+        y: jax.Array,
+        dispatched: Dispatched,
+        channel: int,
+        after: jax.Array | None,
+    ) -> tuple[jax.Array, jax.Array, tuple[jax.Array, ...], jax.Array]:
+        """y, weights, routes and the token as the exchange takes them."""
         config = self.config
-        self._check_channel("combine", channel)
+        self._check_channel(call, channel)
         expected = (config.capacity, config.hidden)
         if y.shape != expected or y.dtype != config.dtype:
             raise ValueError(
-                f"combine: y is {y.dtype}{list(y.shape)}, and dispatch gave rows of "
+                f"{call}: y is {y.dtype}{list(y.shape)}, and dispatch gave rows of "
                 f"{config.dtype}{list(expected)}: return one row for each row of tokens"
             )
         token = dispatched.token
         if after is not None:
-            # Both are operands of the ticket: data, which is what orders.
+            # Both are operands of the call: data, which is what orders.
             token = jnp.concatenate([token, after])
         routes = dispatched.routes
         y, weights, token, *parts = compat.make_varying(
@@ -198,7 +335,7 @@ class ExpertParallel:
             routes.positions,
             routes.rows,
         )
-        return exchange.combine(self._site(channel), weighted, y, weights, tuple(parts), token)
+        return y, weights, tuple(parts), token
 
     def _site(self, channel: int, zero_padding: bool = False) -> exchange.Site:
         return exchange.Site(self.config, self.axis_name, self._context, channel, zero_padding)
@@ -222,23 +359,38 @@ class ExpertParallel:
                 f"{self.config.num_ranks} in the fabric's mesh: use that mesh"
             )
 
+    def _check_pending(self, call: str, pending: Any, expected: type) -> None:
+        start = call.replace("done", "start")
+        if not isinstance(pending, expected):
+            raise ValueError(f"{call}: pending={pending!r}: must be what {start} returned")
+        self._check_channel(call, pending.channel)
+        if isinstance(pending, StartedDispatch):
+            shape, wanted = pending.x.shape[1:], (self.config.hidden,)
+        else:
+            shape, wanted = pending.y.shape, (self.config.capacity, self.config.hidden)
+        if shape != wanted:
+            raise ValueError(
+                f"{call}: pending has rows {list(shape)}, and this context has {list(wanted)}: it "
+                f"was started on another one"
+            )
+
     def _check_dispatch(
-        self, x: jax.Array, experts: jax.Array, weights: jax.Array, channel: int
+        self, call: str, x: jax.Array, experts: jax.Array, weights: jax.Array, channel: int
     ) -> None:
         config = self.config
-        self._check_channel("dispatch", channel)
+        self._check_channel(call, channel)
         if x.ndim != 2 or x.shape[1] != config.hidden:
             raise ValueError(
-                f"dispatch: x has shape {list(x.shape)}, and must be [T, hidden={config.hidden}]"
+                f"{call}: x has shape {list(x.shape)}, and must be [T, hidden={config.hidden}]"
             )
         if x.shape[0] > config.max_tokens:
             raise ValueError(
-                f"dispatch: x has {x.shape[0]} rows, and max_tokens={config.max_tokens}: raise "
+                f"{call}: x has {x.shape[0]} rows, and max_tokens={config.max_tokens}: raise "
                 f"max_tokens"
             )
         if x.dtype != config.dtype:
             raise ValueError(
-                f"dispatch: x is {x.dtype}, and the context was made with dtype={config.dtype}: "
+                f"{call}: x is {x.dtype}, and the context was made with dtype={config.dtype}: "
                 f"cast x, or pass dtype={x.dtype} to ExpertParallel"
             )
         shape = (x.shape[0], config.top_k)
@@ -248,8 +400,17 @@ class ExpertParallel:
         ):
             if value.shape != shape:
                 raise ValueError(
-                    f"dispatch: {name} has shape {list(value.shape)}, and must be [T={shape[0]}, "
+                    f"{call}: {name} has shape {list(value.shape)}, and must be [T={shape[0]}, "
                     f"top_k={shape[1]}]"
                 )
             if not jnp.issubdtype(value.dtype, kind):
-                raise ValueError(f"dispatch: {name} is {value.dtype}, and must be {kind.__name__}")
+                raise ValueError(f"{call}: {name} is {value.dtype}, and must be {kind.__name__}")
+
+
+def _dispatched(results: tuple[jax.Array, ...]) -> Dispatched:
+    tokens, weights, group_sizes, dropped, token, *routes = results
+    return Dispatched(tokens, weights, group_sizes, dropped, token, Routes(*routes))
+
+
+def _arrays(overlap: Any) -> tuple[jax.Array, ...]:
+    return tuple(lax.stop_gradient(jnp.asarray(leaf)) for leaf in jax.tree.leaves(overlap))

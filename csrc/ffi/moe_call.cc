@@ -1,0 +1,72 @@
+#include "csrc/ffi/moe_call.h"
+
+#include <atomic>
+
+#include "csrc/ffi/moe_arguments.h"
+#include "csrc/ffi/moe_handlers.h"
+
+namespace jax_fabric::ffi_layer {
+namespace {
+
+ffi::TypeInfo call_site_info = ffi::MakeTypeInfo<CallSiteState>();
+
+ffi::ErrorOr<std::unique_ptr<CallSiteState>> Instantiate(ffi::Dictionary attributes) {
+  const auto context = attributes.get<int64_t>("context");
+  const auto channel = attributes.get<int64_t>("channel");
+  const auto call_index = attributes.get<int64_t>("call_index");
+  if (!context || !channel || !call_index) {
+    return ffi::Unexpected(ffi::Error::InvalidArgument("a call needs the attributes context, channel and call_index"));
+  }
+  static std::atomic<uint64_t> next_serial{1};
+  auto state = std::make_unique<CallSiteState>();
+  state->site.serial = next_serial.fetch_add(1, std::memory_order_relaxed);
+  state->site.key = Signature({*context, *channel, *call_index});
+  return ffi::ErrorOr<std::unique_ptr<CallSiteState>>(std::move(state));
+}
+
+XLA_FFI_DEFINE_HANDLER(kInstantiate, Instantiate, ffi::Ffi::BindInstantiate().Attrs());
+
+}  // namespace
+
+XLA_FFI_Handler* const kInstantiateCall = kInstantiate;
+
+ffi::TypeId CallSiteState::id = {};
+
+std::pair<XLA_FFI_TypeId*, XLA_FFI_TypeInfo*> CallSiteType() { return {&CallSiteState::id, &call_site_info}; }
+
+ffi::Future Failed(const Error& error) {
+  ffi::Promise promise;
+  ffi::Future future(promise);
+  promise.SetError(ToXlaError(error));
+  return future;
+}
+
+Error NoSuchRank(const Call& call) {
+  return Error{ErrorCode::kNotFound,
+               fmt::format("expert-parallel context {} has no rank on device {}: call it inside of shard_map over "
+                           "the Fabric's mesh",
+                           call.context, call.device)};
+}
+
+Destination::Destination(LocalRank* rank, int64_t channel_index, int32_t axis_rank) : visit(rank) {
+  moe::Context* context = visit.context();
+  if (context == nullptr) {
+    error = Error{ErrorCode::kFailedPrecondition, "the fabric of this expert-parallel context was closed"};
+    return;
+  }
+  const int32_t expected = context->config().layout.shape.rank;
+  if (axis_rank != expected) {
+    error = Error{ErrorCode::kInvalidArgument,
+                  fmt::format("called on rank {} of the axis, and this device is rank {} of the context: use the mesh "
+                              "that the Fabric was made with",
+                              axis_rank, expected)};
+    return;
+  }
+  channel = context->channel(static_cast<int32_t>(channel_index));
+  if (channel == nullptr) {
+    error = Error{ErrorCode::kInvalidArgument, fmt::format("channel={}: the context has channels 0 to {}",
+                                                           channel_index, context->config().channels - 1)};
+  }
+}
+
+}  // namespace jax_fabric::ffi_layer

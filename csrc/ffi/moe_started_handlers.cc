@@ -1,0 +1,199 @@
+// Exchanges in two halves.
+#include "csrc/ffi/moe_arguments.h"
+#include "csrc/ffi/moe_call.h"
+#include "csrc/ffi/moe_handlers.h"
+#include "csrc/moe/started_exchange.h"
+
+namespace jax_fabric::ffi_layer {
+namespace {
+
+using kernels::ExchangeKind;
+
+// A call that starts an exchange ends when the exchange is packed: then XLA may have its operands back.
+class StartCall final : public moe::StartListener, public AsyncCall {
+ public:
+  StartCall(Executor* completion, int32_t* ticket) : AsyncCall(completion), ticket_(ticket) {}
+  void Started(const Error* error, int64_t sequence) override {
+    *ticket_ = static_cast<int32_t>(sequence);
+    Complete(error);
+  }
+
+ private:
+  int32_t* const ticket_;
+};
+
+// A call that ends with the exchange that another one has started.
+template <typename ReceiveArgs>
+class DoneCall final : public moe::KernelResultRequest<ReceiveArgs>, public AsyncCall {
+ public:
+  template <typename... Args>
+  DoneCall(Executor* completion, int32_t* token, Args&&... args)
+      : moe::KernelResultRequest<ReceiveArgs>(std::forward<Args>(args)...), AsyncCall(completion), token_(token) {}
+  void End(const Error* error) override {
+    *token_ = this->sequence();
+    Complete(error);
+  }
+
+ private:
+  int32_t* const token_;
+};
+
+template <typename SendArgs, typename ReceiveArgs>
+ffi::Future Start(const Call& call, const Destination& destination, ffi::ResultBuffer<ffi::S32>& ticket,
+                  ExchangeKind kind, uint64_t signature, void (*send)(const SendArgs&), const SendArgs& send_args,
+                  void (*)(const ReceiveArgs&)) {
+  auto* start = new StartCall(destination.visit.completion(), ticket->typed_data());
+  auto* exchange = new moe::StartedExchange<SendArgs, ReceiveArgs>(call.state->site, call.run, kind, signature, send,
+                                                                   send_args, start);
+  moe::Channel* channel = destination.channel;
+  return AsyncCall::Run(start, [&](auto*) { channel->Submit(exchange); });
+}
+
+template <typename ReceiveArgs>
+ffi::Future Done(const Destination& destination, const S32& ticket, ffi::ResultBuffer<ffi::S32>& token,
+                 ExchangeKind kind, void (*receive)(const ReceiveArgs&), const ReceiveArgs& receive_args) {
+  auto* done = new DoneCall<ReceiveArgs>(destination.visit.completion(), token->typed_data(), kind,
+                                         ticket.typed_data()[0], receive, receive_args);
+  moe::Channel* channel = destination.channel;
+  return AsyncCall::Run(done, [channel](auto* each) { channel->Attach(each); });
+}
+
+ffi::Future DispatchStart(CallSiteState* state, int32_t device, ffi::RunId run, RankOperand rank, ffi::AnyBuffer x,
+                          S32 experts, F32 weights, S32, ffi::ResultBuffer<ffi::S32> ticket,
+                          ffi::ResultBuffer<ffi::S32> index, ffi::ResultBuffer<ffi::S32> slot, int64_t context,
+                          int64_t channel, int64_t) {
+  const Call call{state, device, run.run_id, context, channel};
+  return WithDestination(call, rank, [&](const Destination& destination) {
+    const auto type = ElementTypeOf(x.element_type());
+    if (!type) return Failed(type.error());
+    const auto send = DispatchSendArgsOf(destination, *type, x, experts, weights, index, slot);
+    return Start(call, destination, ticket, ExchangeKind::kDispatch, DispatchSignature(send.t_rows, 1, *type),
+                 kernels::DispatchSend, send, kernels::DispatchReceive);
+  });
+}
+
+// What comes after the ticket is there to be computed first.
+ffi::Future DispatchDone(CallSiteState* state, int32_t device, ffi::RunId run, RankOperand rank, S32 ticket,
+                         ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer> tokens,
+                         ffi::ResultBuffer<ffi::F32> row_weights, ffi::ResultBuffer<ffi::S32> group_sizes,
+                         ffi::ResultBuffer<ffi::S32> dropped, ffi::ResultBuffer<ffi::S32> token,
+                         ffi::ResultBuffer<ffi::S32> positions, ffi::ResultBuffer<ffi::S32> rows, int64_t context,
+                         int64_t channel, int64_t, bool zero_padding) {
+  const Call call{state, device, run.run_id, context, channel};
+  return WithDestination(call, rank, [&](const Destination& destination) {
+    const auto type = ElementTypeOf(tokens->element_type());
+    if (!type) return Failed(type.error());
+    const DispatchResults results{tokens, row_weights, group_sizes, dropped, positions, rows};
+    const auto receive =
+        DispatchReceiveArgsOf(destination, *type, destination.layout().shape.max_tokens, results, zero_padding);
+    return Done(destination, ticket, token, ExchangeKind::kDispatch, kernels::DispatchReceive, receive);
+  });
+}
+
+ffi::Future CombineStart(CallSiteState* state, int32_t device, ffi::RunId run, RankOperand rank, ffi::AnyBuffer y,
+                         F32 weights, F32 scalars, S32 positions, S32 rows, S32, ffi::ResultBuffer<ffi::S32> ticket,
+                         int64_t context, int64_t channel, int64_t, int64_t tokens) {
+  const Call call{state, device, run.run_id, context, channel};
+  return WithDestination(call, rank, [&](const Destination& destination) {
+    const auto type = ElementTypeOf(y.element_type());
+    if (!type) return Failed(type.error());
+    const auto send =
+        CombineSendArgsOf(destination, ExchangeKind::kCombine, *type, y, weights, scalars, positions, rows);
+    return Start(call, destination, ticket, ExchangeKind::kCombine,
+                 CombineSignature(tokens, *type, send.row_weights != nullptr, false), kernels::CombineSend, send,
+                 kernels::CombineReceive);
+  });
+}
+
+ffi::Future CombineDone(CallSiteState* state, int32_t device, ffi::RunId run, RankOperand rank, S32 ticket, S32 index,
+                        S32 slot, ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer> out,
+                        ffi::ResultBuffer<ffi::S32> token, int64_t context, int64_t channel, int64_t) {
+  const Call call{state, device, run.run_id, context, channel};
+  return WithDestination(call, rank, [&](const Destination& destination) {
+    const auto type = ElementTypeOf(out->element_type());
+    if (!type) return Failed(type.error());
+    return Done(destination, ticket, token, ExchangeKind::kCombine, kernels::CombineReceive,
+                CombineReceiveArgsOf(destination, *type, index, slot, out));
+  });
+}
+
+XLA_FFI_DEFINE_HANDLER(kDispatchStart, DispatchStart,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::State<CallSiteState>>()
+                           .Ctx<ffi::DeviceOrdinal>()
+                           .Ctx<ffi::RunId>()
+                           .Arg<RankOperand>()     // rank
+                           .Arg<ffi::AnyBuffer>()  // x
+                           .Arg<S32>()             // experts
+                           .Arg<F32>()             // weights
+                           .Arg<S32>()             // after
+                           .Ret<S32>()             // ticket
+                           .Ret<S32>()             // index
+                           .Ret<S32>()             // slot
+                           .Attr<int64_t>("context")
+                           .Attr<int64_t>("channel")
+                           .Attr<int64_t>("call_index"));
+XLA_FFI_DEFINE_HANDLER(kDispatchDone, DispatchDone,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::State<CallSiteState>>()
+                           .Ctx<ffi::DeviceOrdinal>()
+                           .Ctx<ffi::RunId>()
+                           .Arg<RankOperand>()     // rank
+                           .Arg<S32>()             // ticket
+                           .RemainingArgs()        // overlap
+                           .Ret<ffi::AnyBuffer>()  // tokens
+                           .Ret<F32>()             // weights
+                           .Ret<S32>()             // group sizes
+                           .Ret<S32>()             // dropped
+                           .Ret<S32>()             // token
+                           .Ret<S32>()             // positions
+                           .Ret<S32>()             // rows
+                           .Attr<int64_t>("context")
+                           .Attr<int64_t>("channel")
+                           .Attr<int64_t>("call_index")
+                           .Attr<bool>("zero_padding"));
+XLA_FFI_DEFINE_HANDLER(kCombineStart, CombineStart,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::State<CallSiteState>>()
+                           .Ctx<ffi::DeviceOrdinal>()
+                           .Ctx<ffi::RunId>()
+                           .Arg<RankOperand>()     // rank
+                           .Arg<ffi::AnyBuffer>()  // y
+                           .Arg<F32>()             // weights
+                           .Arg<F32>()             // scalars: none
+                           .Arg<S32>()             // positions
+                           .Arg<S32>()             // rows
+                           .Arg<S32>()             // after
+                           .Ret<S32>()             // ticket
+                           .Attr<int64_t>("context")
+                           .Attr<int64_t>("channel")
+                           .Attr<int64_t>("call_index")
+                           .Attr<int64_t>("tokens"));
+XLA_FFI_DEFINE_HANDLER(kCombineDone, CombineDone,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::State<CallSiteState>>()
+                           .Ctx<ffi::DeviceOrdinal>()
+                           .Ctx<ffi::RunId>()
+                           .Arg<RankOperand>()     // rank
+                           .Arg<S32>()             // ticket
+                           .Arg<S32>()             // index
+                           .Arg<S32>()             // slot
+                           .RemainingArgs()        // overlap
+                           .Ret<ffi::AnyBuffer>()  // out
+                           .Ret<S32>()             // token
+                           .Attr<int64_t>("context")
+                           .Attr<int64_t>("channel")
+                           .Attr<int64_t>("call_index"));
+
+}  // namespace
+
+std::vector<Target> StartedMoeTargets() {
+  return {
+      {"jf_moe_dispatch_start", kInstantiateCall, kDispatchStart},
+      {"jf_moe_dispatch_done", kInstantiateCall, kDispatchDone},
+      {"jf_moe_combine_start", kInstantiateCall, kCombineStart},
+      {"jf_moe_combine_done", kInstantiateCall, kCombineDone},
+  };
+}
+
+}  // namespace jax_fabric::ffi_layer

@@ -9,7 +9,8 @@ namespace jax_fabric::testing {
 class VirtualClock final : public Clock {
  public:
   int64_t NowNs() const override { return now_ns_; }
-  void Advance(int64_t microseconds) { now_ns_ += microseconds * 1000; }
+  void Advance(int64_t microseconds) { AdvanceNs(microseconds * 1000); }
+  void AdvanceNs(int64_t nanoseconds) { now_ns_ += nanoseconds; }
 
  private:
   int64_t now_ns_ = 1'000'000;

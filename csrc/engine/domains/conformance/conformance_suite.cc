@@ -154,7 +154,11 @@ uint64_t DomainConformance::Post(size_t from, std::span<const SendRequest> reque
 void DomainConformance::ExpectRefused(size_t from, const WriteRequest& request, const std::string& what) {
   TestNode& node = nodes_[from];
   const size_t before = node.own.size();
-  const PostOutcome outcome = node->PostWrites({&request, 1});
+  PostOutcome outcome;
+  Until(what + " is posted or refused", [&] {
+    outcome = node->PostWrites({&request, 1});
+    return outcome.last != PostResult::kAgain;
+  });
   if (outcome.last == PostResult::kRejected) {
     EXPECT_FALSE(outcome.error.empty()) << what << " must be explained";
     return;

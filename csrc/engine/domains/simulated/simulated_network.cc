@@ -1,0 +1,356 @@
+#include "csrc/engine/domains/simulated/simulated_network.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "csrc/engine/domains/simulated/simulated_domain.h"
+
+namespace jax_fabric::simulated {
+namespace {
+
+// Messages that wait for a receive buffer; more are sent again later, as a NIC without buffers has it.
+constexpr size_t kMaxWaitingMessages = 1024;
+
+using Lock = std::lock_guard<std::recursive_mutex>;
+
+std::pair<uint32_t, uint32_t> Link(uint32_t a, uint32_t b) { return std::minmax(a, b); }
+
+}  // namespace
+
+uint32_t SimulatedNetwork::Join(SimulatedDomain* domain) {
+  domains_.push_back(domain);
+  return static_cast<uint32_t>(domains_.size() - 1);
+}
+
+void SimulatedNetwork::Leave(uint32_t index) {
+  domains_[index] = nullptr;
+  for (uint32_t place = 0; place < flights_.size(); ++place) {
+    Flight& flight = flights_[place];
+    if (flight.id == 0 || flight.source != index) continue;
+    // What the dead NIC had sent already goes on; its memory is gone with it.
+    if (flight.copy.empty() && flight.request.length > 0) Release(flight);
+    flight.completed = true;
+  }
+  for (uint32_t other = 0; other < domains_.size(); ++other) {
+    SimulatedDomain* domain = domains_[other];
+    if (domain == nullptr || domain->faults().lease_ns == 0) continue;
+    for (PeerId peer = 0; peer < domain->peers_.size(); ++peer) {
+      if (domain->peers_[peer].domain != index) continue;
+      Event event;
+      event.at_ns = clock_.NowNs() + domain->faults().lease_ns;
+      event.kind = Event::Kind::kLease;
+      event.place = other;
+      event.flight = peer;
+      Schedule(event);
+    }
+  }
+}
+
+bool SimulatedNetwork::RunDue() {
+  const Lock lock(mutex_);
+  const int64_t now = clock_.NowNs();
+  bool any = false;
+  while (!events_.empty() && events_.top().at_ns <= now) {
+    const Event event = events_.top();
+    events_.pop();
+    Run(event);
+    any = true;
+  }
+  return any;
+}
+
+std::optional<int64_t> SimulatedNetwork::NextEventNs() const {
+  const Lock lock(mutex_);
+  if (events_.empty()) return std::nullopt;
+  return std::max(events_.top().at_ns, clock_.NowNs());
+}
+
+void SimulatedNetwork::CutLink(const SimulatedDomain& a, const SimulatedDomain& b) {
+  const Lock lock(mutex_);
+  cut_links_.insert(Link(a.index_, b.index_));
+}
+
+void SimulatedNetwork::RestoreLink(const SimulatedDomain& a, const SimulatedDomain& b) {
+  const Lock lock(mutex_);
+  cut_links_.erase(Link(a.index_, b.index_));
+}
+
+void SimulatedNetwork::Schedule(Event event) {
+  event.order = random_();
+  events_.push(event);
+}
+
+void SimulatedNetwork::Run(const Event& event) {
+  switch (event.kind) {
+    case Event::Kind::kSegment:
+      return OnSegment(event);
+    case Event::Kind::kComplete: {
+      Flight& flight = flights_[event.place];
+      if (flight.id == event.flight) End(flight, ErrorCode::kOk, {});
+      return;
+    }
+    case Event::Kind::kHandshake:
+      return OnHandshake(event);
+    case Event::Kind::kLease:
+      return OnLease(event);
+  }
+}
+
+// --- requests on their way
+
+void SimulatedNetwork::Launch(Flight flight) {
+  uint32_t place = static_cast<uint32_t>(flights_.size());
+  if (free_places_.empty()) {
+    flights_.emplace_back();
+  } else {
+    place = free_places_.back();
+    free_places_.pop_back();
+  }
+  flight.id = next_flight_++;
+  flights_[place] = std::move(flight);
+  Flight& launched = flights_[place];
+  if (launched.silent) return;
+  const SimulatedFaults& faults = Find(launched.source)->faults();
+  // Success is a promise: what will be refused is not reported early.
+  const bool early = launched.failure == Flight::Failure::kNone && Chance(faults.early_completion_probability) &&
+                     WillBeTaken(launched);
+  // A message is the NIC's own from the start; a write's source is read when it travels.
+  if (early || launched.is_send) {
+    const auto* data = static_cast<const std::byte*>(launched.request.source);
+    launched.copy.assign(data, data + launched.request.length);
+  }
+  if (early && !Chance(faults.drop_completion_probability)) {
+    Event event;
+    event.at_ns = clock_.NowNs() + 1;
+    event.kind = Event::Kind::kComplete;
+    event.place = place;
+    event.flight = launched.id;
+    Schedule(event);
+  }
+  ScheduleSegments(place);
+}
+
+bool SimulatedNetwork::WillBeTaken(const Flight& flight) const {
+  const SimulatedDomain* to = Find(flight.target);
+  const WriteRequest& request = flight.request;
+  return flight.is_send ||
+         (to != nullptr && to->CheckTarget(request.remote_address, request.length, request.remote_key) == nullptr);
+}
+
+void SimulatedNetwork::ScheduleSegments(uint32_t place) {
+  Flight& flight = flights_[place];
+  SimulatedDomain& from = *Find(flight.source);
+  const uint64_t length = flight.request.length;
+  const uint64_t piece = from.options_.nic.segment_bytes == 0 || flight.is_send ? std::max<uint64_t>(length, 1)
+                                                                                : from.options_.nic.segment_bytes;
+  flight.segments = std::max<uint64_t>(1, (length + piece - 1) / piece);
+  from.sending_free_ns_ = std::max(from.sending_free_ns_, clock_.NowNs()) + from.options_.nic.post_ns;
+  for (uint64_t i = 0; i < flight.segments; ++i) {
+    Event event;
+    event.kind = Event::Kind::kSegment;
+    event.place = place;
+    event.flight = flight.id;
+    event.offset = i * piece;
+    event.length = std::min(piece, length - event.offset);
+    event.at_ns = ArrivalNs(flight, event.length, DepartureNs(from, event.length));
+    Schedule(event);
+  }
+}
+
+int64_t SimulatedNetwork::DepartureNs(SimulatedDomain& from, uint64_t bytes) {
+  const double rate = from.options_.nic.bytes_per_ns;
+  if (rate > 0) from.sending_free_ns_ += static_cast<int64_t>(static_cast<double>(bytes) / rate);
+  return from.sending_free_ns_;
+}
+
+int64_t SimulatedNetwork::ArrivalNs(Flight& flight, uint64_t bytes, int64_t departure_ns) {
+  const NicModel& nic = Find(flight.source)->options_.nic;
+  const int64_t arrival = departure_ns + nic.latency_ns + UpTo(nic.jitter_ns);
+  SimulatedDomain* to = Find(flight.target);
+  if (to == nullptr || to->options_.nic.bytes_per_ns <= 0) return arrival;
+  // The receiving port takes one segment after the other, whoever sends them. The sender's own time on the wire is in
+  // the departure, so that a free port adds nothing.
+  const auto wire = static_cast<int64_t>(static_cast<double>(bytes) / to->options_.nic.bytes_per_ns);
+  to->receiving_free_ns_ = std::max(to->receiving_free_ns_ + wire, arrival);
+  return to->receiving_free_ns_;
+}
+
+bool SimulatedNetwork::Lost(const Flight& flight) {
+  if (Find(flight.target) == nullptr || cut_links_.contains(Link(flight.source, flight.target))) return true;
+  const SimulatedDomain* from = Find(flight.source);
+  return from != nullptr && Chance(from->options_.faults.loss_probability);
+}
+
+void SimulatedNetwork::SendAgain(const Event& event, Flight& flight) {
+  SimulatedDomain* from = Find(flight.source);
+  if (from == nullptr) return Release(flight);  // nobody left to do it
+  const SimulatedDomain* to = Find(flight.target);
+  const bool promised = flight.completed && !flight.landing_late && to != nullptr;
+  if (event.attempts >= from->faults().retries && !promised) {
+    if (flight.completed) Release(flight);
+    return from->LosePeer(flight.request.peer, ErrorCode::kUnavailable,
+                          to == nullptr ? "its domain is gone: no answer after all retries"
+                                        : "the link is down: no answer after all retries");
+  }
+  ++retransmissions_;
+  Event again = event;
+  ++again.attempts;
+  again.at_ns = clock_.NowNs() + std::max<int64_t>(1, from->faults().retransmit_ns);
+  Schedule(again);
+}
+
+void SimulatedNetwork::OnSegment(const Event& event) {
+  Flight& flight = flights_[event.place];
+  if (flight.id != event.flight) return;
+  if (Lost(flight)) return SendAgain(event, flight);
+  SimulatedDomain& to = *Find(flight.target);
+  if (flight.is_send && to.messages_.size() >= kMaxWaitingMessages) {
+    Event again = event;
+    again.at_ns = clock_.NowNs() + 1'000;
+    return Schedule(again);
+  }
+  if (flight.failure == Flight::Failure::kBefore ||
+      (flight.failure == Flight::Failure::kMidway && Chance(1.0 / static_cast<double>(flight.segments)))) {
+    return End(flight, flight.failure_code, "failed on request");
+  }
+  if (!Land(event, flight) || --flight.segments > 0) return;
+  Arrive(flight);
+}
+
+bool SimulatedNetwork::Land(const Event& event, Flight& flight) {
+  if (flight.is_send) return true;
+  SimulatedDomain& to = *Find(flight.target);
+  const WriteRequest& request = flight.request;
+  const uint64_t address = request.remote_address + event.offset;
+  // The whole write is checked with every segment: memory may have been deregistered in between.
+  if (const char* wrong = to.CheckTarget(request.remote_address, request.length, request.remote_key)) {
+    SimulatedDomain* from = Find(flight.source);
+    const bool breaks = from != nullptr && from->faults().bad_write_breaks_peer;
+    const PeerId peer = request.peer;
+    End(flight, ErrorCode::kPermissionDenied, wrong);
+    if (breaks) from->LosePeer(peer, ErrorCode::kPermissionDenied, std::string("connection broken: ") + wrong);
+    return false;
+  }
+  if (event.offset != flight.landed_bytes) ++reordered_segments_;
+  flight.landed_bytes += event.length;
+  if (event.length == 0) return true;
+  if (observer_) observer_(address, address + event.length);
+  if (to.options_.copy) {
+    const std::byte* data = flight.copy.empty() ? static_cast<const std::byte*>(request.source) : flight.copy.data();
+    std::memcpy(reinterpret_cast<void*>(address), data + event.offset, event.length);
+  }
+  return true;
+}
+
+void SimulatedNetwork::Arrive(Flight& flight) {
+  SimulatedDomain& to = *Find(flight.target);
+  // A late write's immediate is never seen: the contract allows none after the sender has heard of the failure.
+  if (flight.is_send) {
+    to.messages_.push_back({to.PeerOf(flight.source), flight.copy});
+    to.DeliverMessages();
+  } else if (flight.request.immediate.has_value() && !flight.landing_late) {
+    Completion arrival;
+    arrival.kind = CompletionKind::kImmediate;
+    arrival.immediate = *flight.request.immediate;
+    arrival.peer = to.PeerOf(flight.source);
+    to.Report(arrival);
+  }
+  if (flight.completed) return Release(flight);
+  if (flight.failure != Flight::Failure::kNone) return End(flight, flight.failure_code, "failed on request");
+  const SimulatedDomain& from = *Find(flight.source);
+  if (Chance(from.options_.faults.drop_completion_probability)) return;
+  Event event;
+  event.at_ns = clock_.NowNs() + UpTo(from.options_.nic.completion_ns);
+  event.kind = Event::Kind::kComplete;
+  event.place = static_cast<uint32_t>(&flight - flights_.data());
+  event.flight = flight.id;
+  if (from.options_.nic.completion_ns == 0) return End(flight, ErrorCode::kOk, {});
+  Schedule(event);
+}
+
+void SimulatedNetwork::End(Flight& flight, ErrorCode code, const std::string& cause) {
+  if (!flight.completed) {
+    flight.completed = true;
+    SimulatedDomain& from = *Find(flight.source);
+    --from.outstanding_;
+    Completion completion;
+    completion.kind = flight.is_send ? CompletionKind::kSend : CompletionKind::kWrite;
+    completion.code = code;
+    completion.peer = flight.request.peer;
+    completion.context = flight.request.context;
+    from.Report(completion, cause);
+    flight.landing_late = code != ErrorCode::kOk && !flight.is_send && !flight.copy.empty() &&
+                          Chance(from.faults().late_landing_probability);
+  }
+  // A success may be known before the payload is there.
+  if (flight.segments == 0 || (code != ErrorCode::kOk && !flight.landing_late)) Release(flight);
+}
+
+void SimulatedNetwork::Release(Flight& flight) {
+  flight = Flight{};
+  free_places_.push_back(static_cast<uint32_t>(&flight - flights_.data()));
+}
+
+void SimulatedNetwork::FailFlights(uint32_t domain, PeerId peer, ErrorCode code, const std::string& cause) {
+  for (Flight& flight : flights_) {
+    if (flight.id == 0 || flight.source != domain || flight.request.peer != peer || flight.completed) continue;
+    SimulatedDomain& from = *Find(domain);
+    // What left the NIC before may still land; whoever gets the error must reckon with it.
+    if (!flight.silent && !flight.is_send && flight.copy.empty() && from.faults().late_landing_probability > 0) {
+      const auto* data = static_cast<const std::byte*>(flight.request.source);
+      flight.copy.assign(data, data + flight.request.length);
+    }
+    End(flight, code, cause);
+  }
+}
+
+bool SimulatedNetwork::UsesKey(uint32_t domain, uint64_t local_key) const {
+  return std::any_of(flights_.begin(), flights_.end(), [&](const Flight& flight) {
+    return flight.id != 0 && flight.source == domain && !flight.completed && flight.request.length > 0 &&
+           flight.request.local_key == local_key;
+  });
+}
+
+// --- peers
+
+void SimulatedNetwork::StartHandshake(uint32_t domain, PeerId peer) {
+  const SimulatedDomain& from = *Find(domain);
+  Event event;
+  event.at_ns = clock_.NowNs() + 2 * from.options_.nic.handshake_ns + UpTo(from.options_.nic.jitter_ns);
+  event.kind = Event::Kind::kHandshake;
+  event.place = domain;
+  event.flight = peer;
+  Schedule(event);
+}
+
+void SimulatedNetwork::OnHandshake(const Event& event) {
+  SimulatedDomain* from = Find(event.place);
+  const auto peer_id = static_cast<PeerId>(event.flight);
+  if (from == nullptr || from->peers_[peer_id].state != PeerState::kConnecting) return;
+  SimulatedDomain::Peer& peer = from->peers_[peer_id];
+  const SimulatedDomain* to = Find(peer.domain);
+  const double loss = from->faults().handshake_loss_probability;
+  const bool answered = to != nullptr && !cut_links_.contains(Link(event.place, peer.domain)) && !Chance(loss) &&
+                        !Chance(loss) && !from->faults().never_ready.contains(peer_id);
+  if (answered && to->incarnation_ == peer.incarnation) {
+    peer.state = PeerState::kReady;
+    return;
+  }
+  if (to == nullptr || event.attempts >= from->faults().retries) {
+    if (from->faults().never_ready.contains(peer_id)) return;
+    return from->LosePeer(peer_id, ErrorCode::kUnavailable, "nobody at this address");
+  }
+  Event again = event;
+  ++again.attempts;
+  again.at_ns = clock_.NowNs() + std::max<int64_t>(1, from->faults().retransmit_ns);
+  Schedule(again);
+}
+
+void SimulatedNetwork::OnLease(const Event& event) {
+  SimulatedDomain* domain = Find(event.place);
+  if (domain != nullptr) {
+    domain->LosePeer(static_cast<PeerId>(event.flight), ErrorCode::kUnavailable, "its domain is gone: lease ran out");
+  }
+}
+
+}  // namespace jax_fabric::simulated

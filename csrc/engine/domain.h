@@ -113,6 +113,7 @@ struct Completion {
 
 class Domain {
  public:
+  // Its peers lose it, then its registrations end.
   virtual ~Domain() = default;
 
   virtual DomainKind kind() const = 0;

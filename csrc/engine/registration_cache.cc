@@ -5,12 +5,9 @@
 
 namespace jax_fabric {
 
-RegistrationCache::~RegistrationCache() {
-  for (auto& [address, slot] : by_address_) {
-    // Nobody is left to tell; domains free what they hold when they go.
-    [[maybe_unused]] const Status status = DeregisterFromNics(*slot);
-  }
-}
+// Domains free what they hold when they go, and take leave of their peers first: a key that is refused before that
+// would look like a mistake of the peer's.
+RegistrationCache::~RegistrationCache() = default;
 
 RegistrationCache::Slot* RegistrationCache::FindSharable(uint64_t address, uint64_t length, MemoryKind kind,
                                                          Access access) {

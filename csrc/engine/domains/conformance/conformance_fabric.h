@@ -11,6 +11,7 @@
 #include <memory>
 #include <string>
 
+#include "csrc/base/clock.h"
 #include "csrc/base/status.h"
 #include "csrc/engine/domain.h"
 
@@ -36,6 +37,7 @@ class ConformanceFabric {
   virtual Result<FabricMemory> Allocate(uint64_t length) = 0;
   // Called between polls: a virtual clock moves on here.
   virtual void Step() {}
+  virtual const Clock& clock() const { return SteadyClock::Get(); }
 };
 
 using FabricFactory = std::function<std::unique_ptr<ConformanceFabric>()>;

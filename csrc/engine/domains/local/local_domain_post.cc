@@ -52,6 +52,7 @@ PostResult LocalDomain::PostWrite(const WriteRequest& request) {
   Error error;
   switch (peer.Enter(request.remote_key, request.remote_address, request.length, error)) {
     case LocalPeer::Entered::kRefused:
+      if (error.code == ErrorCode::kUnavailable) FailPeer(peer, error.code, "its domain was closed");
       return Reject(std::move(error));
     case LocalPeer::Entered::kNotYet:
       return Defer(request);

@@ -90,6 +90,11 @@ void LocalPeer::Disconnect(PeerState state) {
 LocalPeer::Entered LocalPeer::Enter(uint64_t key, uint64_t address, uint64_t length, Error& error) {
   const uint32_t index = KeyIndex(key);
   if (key == 0 || index >= mailbox_->geometry().regions || !lane_->EnterRegion(index, key)) {
+    // A domain that goes says so before it takes its regions away: not the key was wrong.
+    if (closed()) {
+      error = {ErrorCode::kUnavailable, fmt::format("{} is lost: its domain was closed", label_)};
+      return Entered::kRefused;
+    }
     error = {ErrorCode::kPermissionDenied,
              fmt::format("remote key {:#x} is not (or no longer) registered at {}: use the key of its descriptor, and "
                          "deregister only after the last write",

@@ -40,8 +40,9 @@ class DoneCall final : public moe::KernelResultRequest<ReceiveArgs>, public Asyn
 
 template <typename SendArgs, typename ReceiveArgs>
 ffi::Future Start(const Call& call, const Destination& destination, ffi::ResultBuffer<ffi::S32>& ticket,
-                  ExchangeKind kind, uint64_t signature, void (*send)(const SendArgs&), const SendArgs& send_args,
+                  ExchangeKind kind, uint64_t signature, void (*send)(const SendArgs&), SendArgs send_args,
                   void (*)(const ReceiveArgs&)) {
+  send_args.cache_bytes = destination.cache_bytes();
   auto* start = new StartCall(destination.visit.completion(), ticket->typed_data());
   auto* exchange = new moe::StartedExchange<SendArgs, ReceiveArgs>(call.state->site, call.run, kind, signature, send,
                                                                    send_args, start);
@@ -51,7 +52,8 @@ ffi::Future Start(const Call& call, const Destination& destination, ffi::ResultB
 
 template <typename ReceiveArgs>
 ffi::Future Done(const Destination& destination, const S32& ticket, ffi::ResultBuffer<ffi::S32>& token,
-                 ExchangeKind kind, void (*receive)(const ReceiveArgs&), const ReceiveArgs& receive_args) {
+                 ExchangeKind kind, void (*receive)(const ReceiveArgs&), ReceiveArgs receive_args) {
+  receive_args.cache_bytes = destination.cache_bytes();
   auto* done = new DoneCall<ReceiveArgs>(destination.visit.completion(), token->typed_data(), kind,
                                          ticket.typed_data()[0], receive, receive_args);
   moe::Channel* channel = destination.channel;

@@ -70,6 +70,7 @@ class Fuzzer {
     layout_.combine_type = Type();
     kind_ = static_cast<ExchangeKind>(input_.Between(1, 4));
     stamp_.sequence = input_.Byte();
+    cache_bytes_ = input_.Between(0, 1) == 0 ? 0 : kAlwaysCached;
     for (int32_t r = 0; r < shape.ranks; ++r) slots_.push_back(MakeSlot(layout_.SlotBytes()));
   }
 
@@ -133,13 +134,15 @@ class Fuzzer {
     const std::vector<float> x(int64_t{t_rows} * shape.hidden, 1.5f);
     if (kind_ == ExchangeKind::kRedispatch) {
       std::vector<int32_t> index = Indices(t_rows, shape.ranks);
+      std::vector<int32_t> slot(int64_t{t_rows} * shape.top_k);
       RedispatchSend({.layout = layout_,
                       .stamp = stamp_,
                       .t_rows = t_rows,
                       .x = x.data(),
-                      .route = {index.data(), nullptr},
+                      .route = {index.data(), slot.data()},
                       .slots = slots,
-                      .message_bytes = message_bytes});
+                      .message_bytes = message_bytes,
+                      .cache_bytes = cache_bytes_});
       return;
     }
     const std::vector<int32_t> experts = Indices(t_rows, shape.top_k);
@@ -154,7 +157,8 @@ class Fuzzer {
                   .weights = weights.data(),
                   .route = {index.data(), slot.data()},
                   .slots = slots,
-                  .message_bytes = message_bytes});
+                  .message_bytes = message_bytes,
+                  .cache_bytes = cache_bytes_});
   }
 
   void SendSums(void* const* slots, int64_t* message_bytes) {
@@ -171,7 +175,8 @@ class Fuzzer {
                  .row_scalars = scalars.data(),
                  .route = {positions.data(), rows.data()},
                  .slots = slots,
-                 .message_bytes = message_bytes});
+                 .message_bytes = message_bytes,
+                 .cache_bytes = cache_bytes_});
   }
 
   // Few changes, so that some messages stay acceptable.
@@ -227,7 +232,8 @@ class Fuzzer {
                      .route = route,
                      .drop_overflow = true,
                      .zero_padding = true,
-                     .dropped = &dropped});
+                     .dropped = &dropped,
+                     .cache_bytes = cache_bytes_});
     int64_t total = 0;
     for (int32_t size : group_sizes) total += size;
     if (total > shape.capacity || dropped < 0) std::abort();
@@ -246,7 +252,8 @@ class Fuzzer {
                        .row_weights = weights.data(),
                        .y = y.data(),
                        .out = out.data(),
-                       .dots = dots.data()});
+                       .dots = dots.data(),
+                       .cache_bytes = cache_bytes_});
   }
 
   void ReceiveCombine(int32_t t_rows, const SendRoute& route) const {
@@ -259,13 +266,15 @@ class Fuzzer {
                     .t_rows = t_rows,
                     .route = route,
                     .out = out.data(),
-                    .scalars = kind_ == ExchangeKind::kDispatchBack ? scalars.data() : nullptr});
+                    .scalars = kind_ == ExchangeKind::kDispatchBack ? scalars.data() : nullptr,
+                    .cache_bytes = cache_bytes_});
   }
 
   Input input_;
   SlotLayout layout_;
   ExchangeKind kind_ = ExchangeKind::kDispatch;
   MessageStamp stamp_;
+  int64_t cache_bytes_ = kAlwaysCached;
   std::vector<Slot> slots_;  // [ranks] this rank's slot of each source
 };
 

@@ -31,6 +31,11 @@ struct MessageStamp {
   uint32_t membership_epoch = 0;
 };
 
+// Every kernel has `cache_bytes`: where an exchange moves more through this rank (rows in messages, and rows of
+// experts), rows are written past the caches, since nobody reads them before they would have left the caches anyway.
+// Results are the same.
+inline constexpr int64_t kAlwaysCached = INT64_MAX;
+
 struct DispatchSendArgs {
   SlotLayout layout;
   MessageStamp stamp;
@@ -42,6 +47,7 @@ struct DispatchSendArgs {
   SendRoute route;                   // out
   void* const* slots = nullptr;      // [N] where the message for each rank is written: its slot, or a staging buffer
   int64_t* message_bytes = nullptr;  // [N] out
+  int64_t cache_bytes = kAlwaysCached;
 };
 // An expert named twice by a token becomes one entry with the summed weight; both choices get its slot number.
 void DispatchSend(const DispatchSendArgs& args);
@@ -62,6 +68,7 @@ struct DispatchReceiveArgs {
   bool drop_overflow = false;  // else the caller has checked the counts
   bool zero_padding = false;   // rows past sum(group_sizes) are unspecified unless set
   int32_t* dropped = nullptr;  // out [1] or null: entries that found no room, the last ones in that order
+  int64_t cache_bytes = kAlwaysCached;
 };
 void DispatchReceive(const DispatchReceiveArgs& args);
 
@@ -77,6 +84,7 @@ struct CombineSendArgs {
   ReceiveRoute route;                  // in
   void* const* slots = nullptr;        // [N]
   int64_t* message_bytes = nullptr;    // [N] out
+  int64_t cache_bytes = kAlwaysCached;
 };
 void CombineSend(const CombineSendArgs& args);
 
@@ -88,6 +96,7 @@ struct CombineReceiveArgs {
   ElementType out_type = ElementType::kFloat32;
   void* out = nullptr;       // out [t_rows, H]: sum over ranks in rising order, in float32, rounded once
   float* scalars = nullptr;  // out [t_rows, K] or null: the row scalar of each (token, choice), 0 if unrouted
+  int64_t cache_bytes = kAlwaysCached;
 };
 void CombineReceive(const CombineReceiveArgs& args);
 
@@ -101,6 +110,7 @@ struct RedispatchSendArgs {
   SendRoute route;                   // in
   void* const* slots = nullptr;      // [N]
   int64_t* message_bytes = nullptr;  // [N] out
+  int64_t cache_bytes = kAlwaysCached;
 };
 void RedispatchSend(const RedispatchSendArgs& args);
 
@@ -114,6 +124,7 @@ struct RedispatchReceiveArgs {
   ElementType out_type = ElementType::kFloat32;
   void* out = nullptr;    // out [C, H]: row * weight; rows that nothing routed to are zero
   float* dots = nullptr;  // out [C] or null: <row, y> in float32; 0 where nothing routed to
+  int64_t cache_bytes = kAlwaysCached;
 };
 void RedispatchReceive(const RedispatchReceiveArgs& args);
 

@@ -133,6 +133,7 @@ void WriteRows(const DispatchSendArgs& args) {
   const int64_t stride = layout.DispatchRowBytes();
   const int64_t row_bytes = hidden * ElementBytes(layout.dispatch_type);
   const RowOps& ops = GetRowOps();
+  const bool streamed = VolumeOf(layout.shape, args.route, args.t_rows).PastCaches(stride, args.cache_bytes);
   for (int64_t t = 0; t < args.t_rows; ++t) {
     const void* from = ElementAt(args.x, args.x_type, t * hidden);
     ElementType from_type = args.x_type;
@@ -140,15 +141,16 @@ void WriteRows(const DispatchSendArgs& args) {
       const int64_t index = args.route.index[t * ranks + r];
       if (index < 0) continue;
       char* to = At<char>(args.slots[r], PayloadOffset(args, r) + index * stride);
-      ConvertRow(ops, to, layout.dispatch_type, from, from_type, hidden);
+      ConvertRow(ops, to, layout.dispatch_type, from, from_type, hidden, streamed);
       ZeroRowPadding(to, row_bytes, stride);
-      // The other ranks get a copy of the converted row.
-      if (from_type != layout.dispatch_type) {
+      // The other ranks get a copy of the converted row, unless it is no longer in the cache.
+      if (from_type != layout.dispatch_type && !streamed) {
         from = to;
         from_type = layout.dispatch_type;
       }
     }
   }
+  if (streamed) ops.finish_streamed();
 }
 
 // Headers, and everybody's counts in everybody's message. Ends the life of the tallies.
@@ -237,6 +239,12 @@ void PlaceRows(const DispatchReceiveArgs& args) {
   const MoeShape& shape = layout.shape;
   const int64_t local_top_k = shape.LocalTopK();
   const RowOps& ops = GetRowOps();
+  Volume volume;
+  for (int64_t s = 0; s < shape.ranks; ++s) {
+    volume.rows += HeaderOf(args.slots[s]).rows;
+    volume.entries += HeaderOf(args.slots[s]).expert_rows;
+  }
+  const bool streamed = volume.PastCaches(layout.DispatchRowBytes(), args.cache_bytes);
   for (int64_t s = 0; s < shape.ranks; ++s) {
     const DispatchMessage message(layout, args.slots[s]);
     args.route.rows[s] = static_cast<int32_t>(message.rows);
@@ -257,7 +265,8 @@ void PlaceRows(const DispatchReceiveArgs& args) {
         if (!fits) continue;
         args.weights[position] = entry.weight;
         char* to = ElementAt(args.tokens, args.tokens_type, position * shape.hidden);
-        ConvertRow(ops, to, args.tokens_type, from, from_type, shape.hidden);
+        ConvertRow(ops, to, args.tokens_type, from, from_type, shape.hidden, streamed);
+        if (streamed) continue;
         from = to;  // a converted row needs no second conversion, and a copy of it is in the cache as well
         from_type = args.tokens_type;
       }
@@ -265,6 +274,7 @@ void PlaceRows(const DispatchReceiveArgs& args) {
     }
     std::memset(positions, 0xff, (shape.max_tokens - message.rows) * local_top_k * sizeof(int32_t));
   }
+  if (streamed) ops.finish_streamed();
 }
 
 // From ends of groups to sizes, without what lies past the capacity; then what an element's rows leave unused.

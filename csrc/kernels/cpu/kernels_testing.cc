@@ -88,7 +88,7 @@ std::string WorldConfig::Describe() const {
   std::string text;
   const auto add = [&](const char* name, int64_t value) { text += std::string(name) + std::to_string(value) + " "; };
   add("N", ranks), add("E", experts), add("T", max_tokens), add("K", top_k), add("H", hidden), add("C", capacity);
-  add("routing", static_cast<int>(routing)), add("x", static_cast<int>(x_type));
+  add("routing", static_cast<int>(routing)), add("cache", cache_bytes), add("x", static_cast<int>(x_type));
   add("dispatch", static_cast<int>(dispatch_type)), add("tokens", static_cast<int>(tokens_type));
   add("y", static_cast<int>(y_type)), add("combine", static_cast<int>(combine_type));
   add("out", static_cast<int>(out_type));
@@ -256,7 +256,8 @@ void World::Dispatch(bool drop_overflow, bool zero_padding) {
                   .weights = state.weights.data(),
                   .route = state.send_route(),
                   .slots = slots.data(),
-                  .message_bytes = message_bytes.data()});
+                  .message_bytes = message_bytes.data(),
+                  .cache_bytes = config_.cache_bytes});
     CheckSent(s, ExchangeKind::kDispatch, message_bytes);
   }
   for (int64_t r = 0; r < ranks(); ++r) {
@@ -271,7 +272,8 @@ void World::Dispatch(bool drop_overflow, bool zero_padding) {
                      .route = state.receive_route(),
                      .drop_overflow = drop_overflow,
                      .zero_padding = zero_padding,
-                     .dropped = &state.dropped});
+                     .dropped = &state.dropped,
+                     .cache_bytes = config_.cache_bytes});
   }
 }
 
@@ -292,7 +294,8 @@ World::CombineResult World::Combine(const std::vector<Array>& y, bool weighted,
                  .row_scalars = row_scalars != nullptr ? (*row_scalars)[s].data() : nullptr,
                  .route = state.receive_route(),
                  .slots = slots.data(),
-                 .message_bytes = message_bytes.data()});
+                 .message_bytes = message_bytes.data(),
+                 .cache_bytes = config_.cache_bytes});
     CheckSent(s, kind, message_bytes);
   }
   CombineResult result;
@@ -307,7 +310,8 @@ World::CombineResult World::Combine(const std::vector<Array>& y, bool weighted,
                     .route = state.send_route(),
                     .out_type = config_.out_type,
                     .out = result.out.back().data(),
-                    .scalars = row_scalars != nullptr ? result.scalars.back().data() : nullptr});
+                    .scalars = row_scalars != nullptr ? result.scalars.back().data() : nullptr,
+                    .cache_bytes = config_.cache_bytes});
   }
   return result;
 }
@@ -325,7 +329,8 @@ World::RedispatchResult World::Redispatch(const std::vector<Array>& x, bool weig
                     .x = x[s].data(),
                     .route = state.send_route(),
                     .slots = slots.data(),
-                    .message_bytes = message_bytes.data()});
+                    .message_bytes = message_bytes.data(),
+                    .cache_bytes = config_.cache_bytes});
     CheckSent(s, ExchangeKind::kRedispatch, message_bytes);
   }
   RedispatchResult result;
@@ -342,7 +347,8 @@ World::RedispatchResult World::Redispatch(const std::vector<Array>& x, bool weig
                        .y = y != nullptr ? (*y)[r].data() : nullptr,
                        .out_type = config_.out_type,
                        .out = result.out.back().data(),
-                       .dots = y != nullptr ? result.dots.back().data() : nullptr});
+                       .dots = y != nullptr ? result.dots.back().data() : nullptr,
+                       .cache_bytes = config_.cache_bytes});
   }
   return result;
 }

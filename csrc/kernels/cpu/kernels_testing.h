@@ -56,6 +56,7 @@ struct WorldConfig {
   Routing routing = Routing::kUniform;
   bool odd_ids = true;        // some ids that route nowhere, and some twice in a token
   bool full_batches = false;  // else t_rows of each rank is random, 0 and max_tokens included
+  int64_t cache_bytes = kAlwaysCached;
   ElementType x_type = ElementType::kFloat32;
   ElementType dispatch_type = ElementType::kFloat32;
   ElementType tokens_type = ElementType::kFloat32;

@@ -35,6 +35,36 @@ inline void ZeroBytes(void* slot, int64_t begin, int64_t end) {
 
 inline void ZeroRowPadding(void* row, int64_t used_bytes, int64_t stride) { ZeroBytes(row, used_bytes, stride); }
 
+// What an exchange moves, as one rank sees it.
+struct Volume {
+  int64_t rows = 0;     // in messages
+  int64_t entries = 0;  // rows of experts that these are copied to or summed from
+
+  // Whether rows of that size are better written past the caches.
+  bool PastCaches(int64_t row_bytes, int64_t cache_bytes) const { return (rows + entries) * row_bytes > cache_bytes; }
+};
+
+inline int64_t CountSet(const int32_t* begin, int64_t count) {
+  int64_t set = 0;
+  for (int64_t i = 0; i < count; ++i) set += begin[i] >= 0 ? 1 : 0;
+  return set;
+}
+
+inline Volume VolumeOf(const MoeShape& shape, const SendRoute& route, int64_t t_rows) {
+  return {CountSet(route.index, t_rows * shape.ranks), CountSet(route.slot, t_rows * shape.top_k)};
+}
+
+inline Volume VolumeOf(const MoeShape& shape, const ReceiveRoute& route) {
+  const int64_t local_top_k = shape.LocalTopK();
+  Volume volume;
+  for (int64_t s = 0; s < shape.ranks; ++s) {
+    const int64_t rows = CountBelow(route.rows[s], shape.max_tokens);
+    volume.rows += rows;
+    volume.entries += CountSet(route.positions + s * shape.max_tokens * local_top_k, rows * local_top_k);
+  }
+  return volume;
+}
+
 // Written last, as far as the order of plain stores goes: whoever looks for an absent peer looks at its header.
 inline void WriteHeader(const MessageStamp& stamp, ExchangeKind kind, int64_t rows, int64_t expert_rows,
                         int64_t payload_offset, void* slot) {

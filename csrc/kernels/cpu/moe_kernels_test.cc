@@ -376,6 +376,7 @@ WorldConfig RandomConfig(std::mt19937_64& random) {
   const int64_t per_token = int64_t{config.ranks} * config.ranks * std::min(config.top_k, k + 1) * config.hidden;
   config.max_tokens = static_cast<int32_t>(std::clamp<int64_t>(500'000 / per_token, 1, 1 + random() % 12));
   config.routing = Pick(random, kAllRoutings);
+  config.cache_bytes = Pick(random, {int64_t{0}, kAlwaysCached});
   config.odd_ids = random() % 2 == 0;
   constexpr ElementType kTypes[] = {ElementType::kFloat32, ElementType::kBfloat16, ElementType::kFloat16,
                                     ElementType::kFloat8E4m3fn};

@@ -10,31 +10,30 @@ namespace jax_fabric::kernels {
 namespace {
 
 // One row of a message to one of its positions: out[position] = row * weight, dots[position] = <row, y[position]>.
-void ReceiveRow(const RedispatchReceiveArgs& args, const RowOps& ops, const void* row, int64_t position) {
+void ReceiveRow(const RedispatchReceiveArgs& args, const RowOps& ops, bool streamed, const void* row,
+                int64_t position) {
   const ElementType row_type = args.layout.dispatch_type;
   const int64_t hidden = args.layout.shape.hidden;
   void* out = ElementAt(args.out, args.out_type, position * hidden);
-  const bool with_dot = args.dots != nullptr && args.y != nullptr;
-  if (args.row_weights == nullptr) ConvertRow(ops, out, args.out_type, row, row_type, hidden);
-  if (args.row_weights == nullptr && !with_dot) return;
+  if (args.row_weights == nullptr) {
+    ConvertRow(ops, out, args.out_type, row, row_type, hidden, streamed);
+  } else {
+    SumRow(ops, out, args.out_type, row_type, hidden, 1, /*scaled=*/true, streamed,
+           [&](auto visit) { visit(row, args.row_weights[position]); });
+  }
+  if (args.dots == nullptr || args.y == nullptr) return;
 
   float from[kChunk];
   float other[kChunk];
   float lanes[kDotLanes] = {};
   for (int64_t begin = 0; begin < hidden; begin += kChunk) {
     const int64_t n = hidden - begin < kChunk ? hidden - begin : kChunk;
-    ops.load[static_cast<int>(row_type)](from, ElementAt(row, row_type, begin), n);
-    if (with_dot) {
-      const void* y = ElementAt(args.y, args.y_type, position * hidden + begin);
-      ops.load[static_cast<int>(args.y_type)](other, y, n);
-      ops.dot(lanes, from, other, n);
-    }
-    if (args.row_weights != nullptr) {
-      ops.load_scaled[static_cast<int>(ElementType::kFloat32)](other, from, args.row_weights[position], n);
-      ops.store[static_cast<int>(args.out_type)](ElementAt(out, args.out_type, begin), other, n);
-    }
+    const void* y = ElementAt(args.y, args.y_type, position * hidden + begin);
+    ConvertRow(ops, from, ElementType::kFloat32, ElementAt(row, row_type, begin), row_type, n);
+    ConvertRow(ops, other, ElementType::kFloat32, y, args.y_type, n);
+    ops.dot(lanes, from, other, n);
   }
-  if (with_dot) args.dots[position] = SumLanes(lanes);
+  args.dots[position] = SumLanes(lanes);
 }
 
 }  // namespace
@@ -46,6 +45,7 @@ void RedispatchSend(const RedispatchSendArgs& args) {
   const int64_t row_bytes = shape.hidden * ElementBytes(layout.dispatch_type);
   const int64_t stride = layout.DispatchRowBytes();
   const RowOps& ops = GetRowOps();
+  const bool streamed = VolumeOf(shape, args.route, args.t_rows).PastCaches(stride, args.cache_bytes);
   for (int64_t r = 0; r < ranks; ++r) args.message_bytes[r] = 0;  // counts rows for now
   for (int64_t t = 0; t < args.t_rows; ++t) {
     const void* from = ElementAt(args.x, args.x_type, t * shape.hidden);
@@ -54,9 +54,9 @@ void RedispatchSend(const RedispatchSendArgs& args) {
       const int64_t index = IndexBelow(args.route.index[t * ranks + r], shape.max_tokens);
       if (index < 0) continue;
       char* to = At<char>(args.slots[r], layout.PlainPayloadOffset() + index * stride);
-      ConvertRow(ops, to, layout.dispatch_type, from, from_type, shape.hidden);
+      ConvertRow(ops, to, layout.dispatch_type, from, from_type, shape.hidden, streamed);
       ZeroRowPadding(to, row_bytes, stride);
-      if (from_type != layout.dispatch_type) {
+      if (from_type != layout.dispatch_type && !streamed) {
         from = to;
         from_type = layout.dispatch_type;
       }
@@ -69,6 +69,7 @@ void RedispatchSend(const RedispatchSendArgs& args) {
     WriteHeader(args.stamp, ExchangeKind::kRedispatch, rows, 0, layout.PlainPayloadOffset(), args.slots[r]);
     args.message_bytes[r] = layout.PlainPayloadOffset() + rows * stride;
   }
+  if (streamed) ops.finish_streamed();
 }
 
 void RedispatchReceive(const RedispatchReceiveArgs& args) {
@@ -76,6 +77,8 @@ void RedispatchReceive(const RedispatchReceiveArgs& args) {
   const MoeShape& shape = layout.shape;
   const int64_t local_top_k = shape.LocalTopK();
   const RowOps& ops = GetRowOps();
+  const int64_t row_bytes = shape.hidden * ElementBytes(args.out_type);
+  const bool streamed = VolumeOf(shape, args.route).PastCaches(layout.DispatchRowBytes(), args.cache_bytes);
   int64_t used = 0;  // positions that rows went to: the first ones, since DispatchReceive leaves no gaps
   for (int64_t s = 0; s < shape.ranks; ++s) {
     const int64_t rows = CountBelow(args.route.rows[s], shape.max_tokens);
@@ -86,12 +89,12 @@ void RedispatchReceive(const RedispatchReceiveArgs& args) {
       for (int64_t i = 0; i < local_top_k; ++i) {
         const int64_t position = IndexBelow(positions[j * local_top_k + i], shape.capacity);
         if (position < 0) continue;
-        ReceiveRow(args, ops, payload + j * layout.DispatchRowBytes(), position);
+        ReceiveRow(args, ops, streamed, payload + j * layout.DispatchRowBytes(), position);
         if (used <= position) used = position + 1;
       }
     }
   }
-  const int64_t row_bytes = shape.hidden * ElementBytes(args.out_type);
+  if (streamed) ops.finish_streamed();
   ZeroBytes(args.out, used * row_bytes, shape.capacity * row_bytes);
   if (args.dots != nullptr) {
     for (int64_t c = args.y != nullptr ? used : 0; c < shape.capacity; ++c) args.dots[c] = 0.0f;

@@ -5,6 +5,7 @@
 #include "csrc/kernels/cpu/row_ops.h"
 #include "csrc/kernels/moe_kernels.h"
 #include "csrc/kernels/moe_layout.h"
+#include "csrc/kernels/rounds.h"
 
 namespace jax_fabric::kernels {
 namespace {
@@ -60,12 +61,15 @@ class Receiver {
         shape_(args.layout.shape),
         type_(args.layout.combine_type),
         ops_(GetRowOps()),
-        streamed_(
-            VolumeOf(shape_, args.route, args.t_rows).PastCaches(args.layout.CombineRowBytes(), args.cache_bytes)) {}
+        tokens_(TokensInRound(shape_, args.route, args.t_rows, args.round)),
+        streamed_(VolumeOf(shape_, args.route, tokens_).PastCaches(args.layout.CombineRowBytes(), args.cache_bytes)) {}
 
   ~Receiver() {
     if (streamed_) ops_.finish_streamed();
   }
+
+  // Those whose rows are here.
+  const IndexRange& tokens() const { return tokens_; }
 
   void WriteToken(int64_t t) const {
     void* to = ElementAt(args_.out, args_.out_type, t * shape_.hidden);
@@ -108,7 +112,9 @@ class Receiver {
  private:
   // Row of token t in the message from a rank. A message is never read past the rows that it says it has.
   int64_t Index(int64_t rank, int64_t t) const {
-    return IndexBelow(args_.route.index[t * shape_.ranks + rank], HeaderOf(args_.slots[rank]).rows);
+    const MessageHeader& header = HeaderOf(args_.slots[rank]);
+    const int64_t row = int64_t{args_.route.index[t * shape_.ranks + rank]} - header.first_row;
+    return row >= 0 && row < header.rows ? row : -1;
   }
 
   const char* RowFrom(int64_t rank, int64_t t) const {
@@ -122,6 +128,7 @@ class Receiver {
   const MoeShape& shape_;
   const ElementType type_;
   const RowOps& ops_;
+  const IndexRange tokens_;
   const bool streamed_;
 };
 
@@ -133,11 +140,12 @@ void CombineSend(const CombineSendArgs& args) {
   const int64_t local_top_k = shape.LocalTopK();
   const bool with_scalars = args.kind == ExchangeKind::kDispatchBack;
   const RowOps& ops = GetRowOps();
-  const bool streamed = VolumeOf(shape, args.route).PastCaches(layout.CombineRowBytes(), args.cache_bytes);
+  const bool streamed = VolumeOf(shape, args.route, args.round).PastCaches(layout.CombineRowBytes(), args.cache_bytes);
   for (int64_t s = 0; s < shape.ranks; ++s) {
     void* slot = args.slots[s];
-    const int64_t rows = CountBelow(args.route.rows[s], shape.max_tokens);
-    const int32_t* positions = args.route.positions + s * shape.max_tokens * local_top_k;
+    const IndexRange range = RowsInRound(shape, args.route, s, args.round);
+    const int64_t rows = range.size();
+    const int32_t* positions = args.route.positions + (s * shape.max_tokens + range.begin) * local_top_k;
     const int64_t payload_offset = layout.PlainPayloadOffset() + (with_scalars ? layout.ScalarsBytes(rows) : 0);
     for (int64_t j = 0; j < rows; ++j) {
       WriteRow(args, ops, streamed, positions + j * local_top_k,
@@ -145,7 +153,8 @@ void CombineSend(const CombineSendArgs& args) {
     }
     if (with_scalars) WriteScalars(args, positions, rows, slot);
     ZeroBytes(slot, sizeof(MessageHeader), layout.PlainPayloadOffset());
-    WriteHeader(args.stamp, args.kind, rows, 0, payload_offset, slot);
+    WriteHeader(args.stamp, args.kind, {.rows = rows, .first_row = range.begin, .payload_offset = payload_offset},
+                slot);
     args.message_bytes[s] = layout.CombineMessageBytes(rows, with_scalars);
   }
   if (streamed) ops.finish_streamed();
@@ -153,7 +162,7 @@ void CombineSend(const CombineSendArgs& args) {
 
 void CombineReceive(const CombineReceiveArgs& args) {
   const Receiver receiver(args);
-  for (int64_t t = 0; t < args.t_rows; ++t) {
+  for (int64_t t = receiver.tokens().begin; t < receiver.tokens().end; ++t) {
     receiver.WriteToken(t);
     if (args.scalars != nullptr) receiver.WriteScalars(t);
   }

@@ -67,6 +67,7 @@ class Benchmark {
         weights_(experts_.size(), 0.125f),
         index_(int64_t{shape.max_tokens} * shape.ranks),
         slot_(experts_.size()),
+        token_ends_(shape.MaxRounds()),
         positions_(int64_t{shape.ranks} * shape.max_tokens * shape.LocalTopK()),
         rows_received_(shape.ranks),
         row_weights_(shape.capacity),
@@ -118,7 +119,7 @@ class Benchmark {
                   .x = x_.get(),
                   .experts = experts_.data(),
                   .weights = weights_.data(),
-                  .route = {index_.data(), slot_.data()},
+                  .route = {index_.data(), slot_.data(), token_ends_.data()},
                   .slots = slots_.data(),
                   .message_bytes = message_bytes_.data(),
                   .cache_bytes = cache_bytes_});
@@ -150,7 +151,7 @@ class Benchmark {
     CombineReceive({.layout = layout_,
                     .slots = slots_.data(),
                     .t_rows = layout_.shape.max_tokens,
-                    .route = {index_.data(), slot_.data()},
+                    .route = {index_.data(), slot_.data(), token_ends_.data()},
                     .out_type = type_,
                     .out = x_.get(),
                     .cache_bytes = cache_bytes_});
@@ -161,7 +162,7 @@ class Benchmark {
                     .t_rows = layout_.shape.max_tokens,
                     .x_type = type_,
                     .x = x_.get(),
-                    .route = {index_.data(), slot_.data()},
+                    .route = {index_.data(), slot_.data(), token_ends_.data()},
                     .slots = slots_.data(),
                     .message_bytes = message_bytes_.data(),
                     .cache_bytes = cache_bytes_});
@@ -187,7 +188,7 @@ class Benchmark {
   Buffer x_, tokens_, y_;
   std::vector<int32_t> experts_;
   std::vector<float> weights_;
-  std::vector<int32_t> index_, slot_, positions_, rows_received_;
+  std::vector<int32_t> index_, slot_, token_ends_, positions_, rows_received_;
   std::vector<float> row_weights_, dots_;
   std::vector<int32_t> group_sizes_;
   std::vector<int64_t> message_bytes_;

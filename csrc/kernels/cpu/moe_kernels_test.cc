@@ -198,7 +198,7 @@ class Checker {
           }
         }
       }
-      EXPECT_EQ(world_.rank(r).rows[s], rows);
+      EXPECT_EQ(world_.rank(r).rows_from(s), rows);
     }
     EXPECT_EQ(state.index, index);
     EXPECT_EQ(state.slot, slot);
@@ -388,6 +388,7 @@ WorldConfig RandomConfig(std::mt19937_64& random) {
   config.combine_type = other(config.y_type);
   config.out_type = other(config.combine_type);
   if (random() % 4 == 0) config.capacity = static_cast<int64_t>(random() % (2 * config.max_tokens + 1));
+  if (random() % 2 == 0) config.private_tokens = 1 + static_cast<int32_t>(random() % config.max_tokens);
   return config;
 }
 

@@ -27,10 +27,10 @@ class ExpertParallelConfig:
       dtype: of x and of the rows that experts get: float32, bfloat16 or float16.
       combine_dtype: of the partial sums on their way back; default: ``dtype``. The sums themselves
         are made in float32.
-      private_tokens: P, rows that one rank sends to another at once; default: ``max_tokens``. A call
-        takes one round if no rank has more for another, and further rounds where one has, up to
-        ``max_rounds``. Results are the same bits for every P: it only trades memory against rounds,
-        see ``memory_bytes``.
+      private_tokens: P, rows that one rank sends to another at once; default: ``max_tokens``. A
+        call takes one round if no rank has more for another, and further rounds where one has, up
+        to ``max_rounds``. Results are the same bits for every P: it only trades memory against
+        rounds, see ``memory_bytes``.
       capacity: rows that a rank's experts get at most, all together; default: what can never
         overflow, ``N * T * min(K, experts_per_rank)``.
       on_overflow: "error" raises on all ranks; "drop" leaves rows out and counts them in
@@ -141,13 +141,18 @@ class ExpertParallelConfig:
         """Engine-owned memory of one rank, bytes: slots of every source, parity and channel.
 
         A slot holds ``private_tokens`` rows, and for ``max_tokens`` rows what says where they go.
-        For a prefill of 8192 tokens on 8 ranks:
+        For a prefill of 8192 tokens of 7168 bfloat16 on 8 ranks:
 
+        >>> sizes = dict(num_ranks=8, num_experts=256, top_k=8, max_tokens=8192, hidden=7168)
         >>> for private_tokens in (8192, 2048, 512, 256, 128, 32):
-        ...     config = ExpertParallelConfig(
-        ...         num_ranks=8, num_experts=256, top_k=8, max_tokens=8192, hidden=7168,
-        ...         private_tokens=private_tokens,
-        ...     )
-        ...     print(f"{private_tokens:5} {config.max_rounds:4} {config.memory_bytes() / 1e6:7.1f} MB")
+        ...     config = ExpertParallelConfig(**sizes, private_tokens=private_tokens)
+        ...     megabytes, rounds = config.memory_bytes() / 1e6, config.max_rounds
+        ...     print(f"P {private_tokens:4}: {megabytes:6.1f} MB, {rounds:3} rounds or less")
+        P 8192: 1888.5 MB,   1 rounds or less
+        P 2048:  479.2 MB,   4 rounds or less
+        P  512:  126.9 MB,  16 rounds or less
+        P  256:   68.2 MB,  32 rounds or less
+        P  128:   38.8 MB,  64 rounds or less
+        P   32:   16.8 MB, 256 rounds or less
         """
         return self.native(0).memory_bytes()

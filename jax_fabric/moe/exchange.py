@@ -93,8 +93,8 @@ def _dispatch_rows(
     """One exchange for a batch of ``elements``; under vmap the batch grows.
 
     x is [elements * T, H] and so are the others; of the results, tokens and weights have
-    ``capacity`` rows an element, group_sizes ``experts_per_rank``, dropped one. token_ends, positions
-    and rows belong to all.
+    ``capacity`` rows an element, group_sizes ``experts_per_rank``, dropped one. token_ends,
+    positions and rows belong to all.
     """
     config = site.config
     if x.shape[0] > config.max_tokens:

@@ -152,7 +152,7 @@ class StartedTest(parameterized.TestCase):
 
             operands = [flat(each, mesh) for each in self.inputs]
             text = on_ranks(f, mesh, 3).lower(*operands).compile().as_text()
-        for target, others in (("jf_moe_dispatch_done", 2), ("jf_moe_combine_done", 4)):
+        for target, others in (("jf_moe_dispatch_done", 6), ("jf_moe_combine_done", 9)):
             (call,) = [
                 line for line in text.splitlines() if f'custom_call_target="{target}"' in line
             ]
@@ -186,7 +186,7 @@ class StartedErrorsTest(parameterized.TestCase):
 
         self.assertRegex(
             self.error_of(f, works_afterwards=True),
-            r"moe dispatch \(channel 0, rank .\): no exchange \d+ was started here that has not "
+            r"moe dispatch \(channel 0, rank .\): no call \d+ was started here that has not "
             r"been done",
         )
 
@@ -199,7 +199,7 @@ class StartedErrorsTest(parameterized.TestCase):
 
         self.assertRegex(
             self.error_of(f, works_afterwards=False, timeout_s=1.0),
-            r"waited 1 s for its turn: exchange \d+ was started on this rank and nobody has called "
+            r"waited 1 s for its turn: call \d+ was started on this rank and nobody has called "
             r"its done: calls in flight at once need channels of their own",
         )
 

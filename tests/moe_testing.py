@@ -50,6 +50,15 @@ def context(
     case: Case, **options: Any
 ) -> Iterator[tuple[jax.sharding.Mesh, jf.moe.ExpertParallel]]:
     """A fabric over the first devices, and an expert-parallel context on it."""
+    with contexts(case, {}, **options) as (mesh, (moe,)):
+        yield mesh, moe
+
+
+@contextlib.contextmanager
+def contexts(
+    case: Case, *variants: dict[str, Any], **options: Any
+) -> Iterator[tuple[jax.sharding.Mesh, list[jf.moe.ExpertParallel]]]:
+    """The same with several contexts, which differ in what each of the variants says."""
     mesh = jax.make_mesh((case.ranks,), ("ep",), devices=jax.devices()[: case.ranks])
     with jf.Fabric(mesh, timeout_s=options.pop("timeout_s", 60.0)) as fabric:
         arguments = dict(
@@ -60,7 +69,10 @@ def context(
             hidden=case.hidden,
             dtype=case.dtype,
         )
-        yield mesh, jf.moe.ExpertParallel(fabric, **(arguments | options))
+        yield (
+            mesh,
+            [jf.moe.ExpertParallel(fabric, **(arguments | options | each)) for each in variants],
+        )
 
 
 def flat(value: jax.Array, mesh: jax.sharding.Mesh) -> jax.Array:

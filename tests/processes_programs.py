@@ -310,6 +310,30 @@ def independent_calls_on_two_channels() -> None:
                 on.assert_equal(got, want, f"run {i}, scale {scale}")
 
 
+def rounds() -> None:
+    """A slot for a third of the rows: calls take rounds, side by side on two channels."""
+    inputs, ones = Inputs(world()), Inputs(world())
+    ones.x = np.ones_like(ones.x)
+    for each in (inputs, ones):
+        each.experts[...] = 3, 4  # all tokens to rank 1
+    scales = (0.5, 1.0, 2.0, 4.0)
+    with ranks(inputs, channels=2, private_tokens=TOKENS // 3) as on:
+
+        def f(x, e, w):
+            calls = [layer(on.moe, x, e, w, scale, channel=i % 2) for i, scale in enumerate(scales)]
+            return calls, (on.moe.dispatch(x, e, w).routes.rows >= 0).sum(axis=1)
+
+        program = on.jit(f)
+        gradient = on.jit(jax.grad(lambda x, e, w: layer(on.moe, x, e, w, 2.0).sum()))
+        operands = [on.place(each) for each in inputs.arrays()]
+        for i in range(FEW):
+            results, taken = program(*operands)
+            for scale, got in zip(scales, results, strict=True):
+                on.assert_equal(got, inputs.layers(scale), f"run {i}, scale {scale}")
+            on.assert_equal(taken, np.full((world(), world()), 3))
+            on.assert_equal(gradient(*operands), ones.layers(2.0), f"run {i}")
+
+
 def unrolled_layers() -> None:
     inputs = Inputs(world())
     scales = (1.0, 2.0, 0.5)
@@ -452,6 +476,7 @@ CHECKS = {
         one_call_feeds_the_next,
         independent_calls_on_one_channel,
         independent_calls_on_two_channels,
+        rounds,
         unrolled_layers,
         one_jitted_layer_called_dependently,
         another_mesh_axis,

@@ -28,8 +28,8 @@ kernels::ElementType ParseType(const std::string& name) {
   Raise(Error{ErrorCode::kInvalidArgument, fmt::format("dtype={}: must be one of float32, bfloat16, float16", name)});
 }
 
-moe::MoeConfig MakeConfig(int32_t ranks, int32_t rank, int32_t experts, int32_t max_tokens, int32_t top_k,
-                          int32_t hidden, int64_t capacity, const std::string& dispatch_type,
+moe::MoeConfig MakeConfig(int32_t ranks, int32_t rank, int32_t experts, int32_t max_tokens, int32_t private_tokens,
+                          int32_t top_k, int32_t hidden, int64_t capacity, const std::string& dispatch_type,
                           const std::string& combine_type, int32_t channels, int64_t timeout_us, bool drop_overflow) {
   moe::MoeConfig config;
   kernels::MoeShape& shape = config.layout.shape;
@@ -38,6 +38,7 @@ moe::MoeConfig MakeConfig(int32_t ranks, int32_t rank, int32_t experts, int32_t 
   shape.experts = experts;
   shape.experts_per_rank = ranks < 1 ? 0 : (experts + ranks - 1) / ranks;
   shape.max_tokens = max_tokens;
+  shape.private_tokens = private_tokens;
   shape.top_k = top_k;
   shape.hidden = hidden;
   shape.capacity = capacity;
@@ -103,15 +104,16 @@ NB_MODULE(_core, m) {
   nb::class_<moe::MoeConfig>(m, "MoeConfig")
       .def(
           "__init__",
-          [](moe::MoeConfig* self, int32_t ranks, int32_t rank, int32_t experts, int32_t max_tokens, int32_t top_k,
-             int32_t hidden, int64_t capacity, const std::string& dispatch_type, const std::string& combine_type,
-             int32_t channels, int64_t timeout_us, bool drop_overflow) {
-            new (self) moe::MoeConfig(MakeConfig(ranks, rank, experts, max_tokens, top_k, hidden, capacity,
-                                                 dispatch_type, combine_type, channels, timeout_us, drop_overflow));
+          [](moe::MoeConfig* self, int32_t ranks, int32_t rank, int32_t experts, int32_t max_tokens,
+             int32_t private_tokens, int32_t top_k, int32_t hidden, int64_t capacity, const std::string& dispatch_type,
+             const std::string& combine_type, int32_t channels, int64_t timeout_us, bool drop_overflow) {
+            new (self)
+                moe::MoeConfig(MakeConfig(ranks, rank, experts, max_tokens, private_tokens, top_k, hidden, capacity,
+                                          dispatch_type, combine_type, channels, timeout_us, drop_overflow));
           },
-          nb::kw_only(), nb::arg("ranks"), nb::arg("rank"), nb::arg("experts"), nb::arg("max_tokens"), nb::arg("top_k"),
-          nb::arg("hidden"), nb::arg("capacity"), nb::arg("dispatch_type"), nb::arg("combine_type"),
-          nb::arg("channels"), nb::arg("timeout_us"), nb::arg("drop_overflow"))
+          nb::kw_only(), nb::arg("ranks"), nb::arg("rank"), nb::arg("experts"), nb::arg("max_tokens"),
+          nb::arg("private_tokens"), nb::arg("top_k"), nb::arg("hidden"), nb::arg("capacity"), nb::arg("dispatch_type"),
+          nb::arg("combine_type"), nb::arg("channels"), nb::arg("timeout_us"), nb::arg("drop_overflow"))
       .def("memory_bytes", &moe::MoeConfig::MemoryBytes);
 
   nb::class_<moe::Context>(m, "MoeContext")

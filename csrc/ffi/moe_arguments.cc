@@ -37,17 +37,31 @@ kernels::SlotLayout WithCapacity(kernels::SlotLayout layout, int64_t rows) {
 
 const float* Optional(const F32& operand) { return operand.element_count() == 0 ? nullptr : operand.typed_data(); }
 
-kernels::DispatchSendArgs DispatchSendArgsOf(const Destination& destination, ElementType type, const ffi::AnyBuffer& x,
-                                             const S32& experts, const F32& weights, ffi::ResultBuffer<ffi::S32>& index,
-                                             ffi::ResultBuffer<ffi::S32>& slot) {
+kernels::SendRoute SendRouteOf(const S32& index, const S32& slot, const S32& token_ends) {
+  return {Route(index), Route(slot), Route(token_ends)};
+}
+
+kernels::SendRoute SendRouteOf(ffi::ResultBuffer<ffi::S32>& index, ffi::ResultBuffer<ffi::S32>& slot,
+                               ffi::ResultBuffer<ffi::S32>& token_ends) {
+  return {index->typed_data(), slot->typed_data(), token_ends->typed_data()};
+}
+
+kernels::DispatchSendArgs LaterDispatchSendArgsOf(const Destination& destination, ElementType type,
+                                                  const ffi::AnyBuffer& x, const kernels::SendRoute& route) {
   kernels::DispatchSendArgs send;
   send.layout = destination.layout();
   send.t_rows = static_cast<int32_t>(x.dimensions()[0]);
   send.x_type = type;
   send.x = x.untyped_data();
+  send.route = route;
+  return send;
+}
+
+kernels::DispatchSendArgs DispatchSendArgsOf(const Destination& destination, ElementType type, const ffi::AnyBuffer& x,
+                                             const S32& experts, const F32& weights, const kernels::SendRoute& route) {
+  kernels::DispatchSendArgs send = LaterDispatchSendArgsOf(destination, type, x, route);
   send.experts = experts.typed_data();
   send.weights = weights.typed_data();
-  send.route = {index->typed_data(), slot->typed_data()};
   return send;
 }
 
@@ -88,12 +102,12 @@ kernels::CombineSendArgs CombineSendArgsOf(const Destination& destination, Excha
   return send;
 }
 
-kernels::CombineReceiveArgs CombineReceiveArgsOf(const Destination& destination, ElementType type, const S32& index,
-                                                 const S32& slot, ffi::Result<ffi::AnyBuffer>& out) {
+kernels::CombineReceiveArgs CombineReceiveArgsOf(const Destination& destination, ElementType type,
+                                                 const kernels::SendRoute& route, ffi::Result<ffi::AnyBuffer>& out) {
   kernels::CombineReceiveArgs receive;
   receive.layout = destination.layout();
   receive.t_rows = static_cast<int32_t>(out->dimensions()[0]);
-  receive.route = {Route(index), Route(slot)};
+  receive.route = route;
   receive.out_type = type;
   receive.out = out->untyped_data();
   return receive;

@@ -24,6 +24,11 @@ uint64_t Signature(std::initializer_list<int64_t> fields);
 uint64_t DispatchSignature(int32_t t_rows, int32_t elements, kernels::ElementType type);
 uint64_t CombineSignature(int64_t t_rows, kernels::ElementType type, bool weighted, bool back);
 
+// The route that the sender of a dispatch keeps: index, slot and token_ends, in this order.
+kernels::SendRoute SendRouteOf(const S32& index, const S32& slot, const S32& token_ends);
+kernels::SendRoute SendRouteOf(ffi::ResultBuffer<ffi::S32>& index, ffi::ResultBuffer<ffi::S32>& slot,
+                               ffi::ResultBuffer<ffi::S32>& token_ends);
+
 // What dispatch gives to whoever receives.
 struct DispatchResults {
   ffi::Result<ffi::AnyBuffer>& tokens;
@@ -36,14 +41,17 @@ struct DispatchResults {
 
 kernels::DispatchSendArgs DispatchSendArgsOf(const Destination& destination, kernels::ElementType type,
                                              const ffi::AnyBuffer& x, const S32& experts, const F32& weights,
-                                             ffi::ResultBuffer<ffi::S32>& index, ffi::ResultBuffer<ffi::S32>& slot);
+                                             const kernels::SendRoute& route);
+// What the rounds after the first one need of it.
+kernels::DispatchSendArgs LaterDispatchSendArgsOf(const Destination& destination, kernels::ElementType type,
+                                                  const ffi::AnyBuffer& x, const kernels::SendRoute& route);
 kernels::DispatchReceiveArgs DispatchReceiveArgsOf(const Destination& destination, kernels::ElementType type,
                                                    int32_t t_rows, const DispatchResults& results, bool zero_padding);
 kernels::CombineSendArgs CombineSendArgsOf(const Destination& destination, kernels::ExchangeKind kind,
                                            kernels::ElementType type, const ffi::AnyBuffer& y, const F32& weights,
                                            const F32& scalars, const S32& positions, const S32& rows);
 kernels::CombineReceiveArgs CombineReceiveArgsOf(const Destination& destination, kernels::ElementType type,
-                                                 const S32& index, const S32& slot, ffi::Result<ffi::AnyBuffer>& out);
+                                                 const kernels::SendRoute& route, ffi::Result<ffi::AnyBuffer>& out);
 
 }  // namespace jax_fabric::ffi_layer
 

@@ -42,6 +42,8 @@ struct Destination {
   Destination(LocalRank* rank, int64_t channel_index, int32_t axis_rank);
   const moe::MoeConfig& config() const { return visit.context()->config(); }
   const kernels::SlotLayout& layout() const { return config().layout; }
+  // For the kernels' argument of that name.
+  int64_t cache_bytes() const;
 };
 
 ffi::Future Failed(const Error& error);
@@ -79,6 +81,7 @@ template <typename SendArgs, typename ReceiveArgs>
 ffi::Future Exchange(const Call& call, const Destination& destination, ffi::ResultBuffer<ffi::S32>& token,
                      kernels::ExchangeKind kind, uint64_t signature, void (*send)(const SendArgs&), SendArgs send_args,
                      void (*receive)(const ReceiveArgs&), ReceiveArgs receive_args) {
+  send_args.cache_bytes = receive_args.cache_bytes = destination.cache_bytes();
   const typename moe::KernelExchange<SendArgs, ReceiveArgs>::Kernels kernels{send, send_args, receive, receive_args};
   auto* exchange = new XlaExchange<SendArgs, ReceiveArgs>(destination.visit.completion(), token->typed_data(),
                                                           call.state->site, call.run, kind, signature, kernels);

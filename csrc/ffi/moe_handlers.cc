@@ -14,13 +14,13 @@ ffi::Future Dispatch(CallSiteState* state, int32_t device, ffi::RunId run, RankO
                      ffi::ResultBuffer<ffi::F32> row_weights, ffi::ResultBuffer<ffi::S32> group_sizes,
                      ffi::ResultBuffer<ffi::S32> dropped, ffi::ResultBuffer<ffi::S32> token,
                      ffi::ResultBuffer<ffi::S32> index, ffi::ResultBuffer<ffi::S32> slot,
-                     ffi::ResultBuffer<ffi::S32> positions, ffi::ResultBuffer<ffi::S32> rows, int64_t context,
-                     int64_t channel, int64_t, bool zero_padding) {
+                     ffi::ResultBuffer<ffi::S32> token_ends, ffi::ResultBuffer<ffi::S32> positions,
+                     ffi::ResultBuffer<ffi::S32> rows, int64_t context, int64_t channel, int64_t, bool zero_padding) {
   const Call call{state, device, run.run_id, context, channel};
   return WithDestination(call, rank, [&](const Destination& destination) {
     const auto type = ElementTypeOf(x.element_type());
     if (!type) return Failed(type.error());
-    const auto send = DispatchSendArgsOf(destination, *type, x, experts, weights, index, slot);
+    const auto send = DispatchSendArgsOf(destination, *type, x, experts, weights, SendRouteOf(index, slot, token_ends));
     const DispatchResults results{tokens, row_weights, group_sizes, dropped, positions, rows};
     const auto receive = DispatchReceiveArgsOf(destination, *type, send.t_rows, results, zero_padding);
     return Exchange(call, destination, token, ExchangeKind::kDispatch,
@@ -31,7 +31,7 @@ ffi::Future Dispatch(CallSiteState* state, int32_t device, ffi::RunId run, RankO
 
 // Combine, and with `back` the gradient of dispatch.
 ffi::Future Combine(CallSiteState* state, int32_t device, ffi::RunId run, RankOperand rank, ffi::AnyBuffer y,
-                    F32 weights, F32 scalars, S32 index, S32 slot, S32 positions, S32 rows, S32,
+                    F32 weights, F32 scalars, S32 index, S32 slot, S32 token_ends, S32 positions, S32 rows, S32,
                     ffi::Result<ffi::AnyBuffer> out, ffi::ResultBuffer<ffi::F32> out_scalars,
                     ffi::ResultBuffer<ffi::S32> token, int64_t context, int64_t channel, int64_t, bool back) {
   const Call call{state, device, run.run_id, context, channel};
@@ -40,7 +40,7 @@ ffi::Future Combine(CallSiteState* state, int32_t device, ffi::RunId run, RankOp
     if (!type) return Failed(type.error());
     const ExchangeKind kind = back ? ExchangeKind::kDispatchBack : ExchangeKind::kCombine;
     const auto send = CombineSendArgsOf(destination, kind, *type, y, weights, scalars, positions, rows);
-    auto receive = CombineReceiveArgsOf(destination, *type, index, slot, out);
+    auto receive = CombineReceiveArgsOf(destination, *type, SendRouteOf(index, slot, token_ends), out);
     receive.layout = send.layout;
     receive.scalars = back ? out_scalars->typed_data() : nullptr;
     return Exchange(call, destination, token, kind,
@@ -51,7 +51,7 @@ ffi::Future Combine(CallSiteState* state, int32_t device, ffi::RunId run, RankOp
 
 // The gradient of combine.
 ffi::Future Redispatch(CallSiteState* state, int32_t device, ffi::RunId run, RankOperand rank, ffi::AnyBuffer x,
-                       F32 weights, ffi::AnyBuffer y, S32 index, S32 slot, S32 positions, S32 rows, S32,
+                       F32 weights, ffi::AnyBuffer y, S32 index, S32 slot, S32 token_ends, S32 positions, S32 rows, S32,
                        ffi::Result<ffi::AnyBuffer> out, ffi::ResultBuffer<ffi::F32> dots,
                        ffi::ResultBuffer<ffi::S32> token, int64_t context, int64_t channel, int64_t) {
   const Call call{state, device, run.run_id, context, channel};
@@ -66,7 +66,7 @@ ffi::Future Redispatch(CallSiteState* state, int32_t device, ffi::RunId run, Ran
     send.t_rows = static_cast<int32_t>(x.dimensions()[0]);
     send.x_type = *type;
     send.x = x.untyped_data();
-    send.route = {Route(index), Route(slot)};
+    send.route = SendRouteOf(index, slot, token_ends);
     const bool with_y = y.element_count() != 0;
     receive.route = {Route(positions), Route(rows)};
     receive.row_weights = Optional(weights);
@@ -99,6 +99,7 @@ XLA_FFI_DEFINE_HANDLER(kDispatch, Dispatch,
                            .Ret<S32>()             // token
                            .Ret<S32>()             // index
                            .Ret<S32>()             // slot
+                           .Ret<S32>()             // token ends
                            .Ret<S32>()             // positions
                            .Ret<S32>()             // rows
                            .Attr<int64_t>("context")
@@ -116,6 +117,7 @@ XLA_FFI_DEFINE_HANDLER(kCombine, Combine,
                            .Arg<F32>()             // scalars
                            .Arg<S32>()             // index
                            .Arg<S32>()             // slot
+                           .Arg<S32>()             // token ends
                            .Arg<S32>()             // positions
                            .Arg<S32>()             // rows
                            .Arg<S32>()             // after
@@ -137,6 +139,7 @@ XLA_FFI_DEFINE_HANDLER(kRedispatch, Redispatch,
                            .Arg<ffi::AnyBuffer>()  // y
                            .Arg<S32>()             // index
                            .Arg<S32>()             // slot
+                           .Arg<S32>()             // token ends
                            .Arg<S32>()             // positions
                            .Arg<S32>()             // rows
                            .Arg<S32>()             // after

@@ -23,12 +23,14 @@ class StartCall final : public moe::StartListener, public AsyncCall {
 };
 
 // A call that ends with the exchange that another one has started.
-template <typename ReceiveArgs>
-class DoneCall final : public moe::KernelResultRequest<ReceiveArgs>, public AsyncCall {
+template <typename SendArgs, typename ReceiveArgs>
+class DoneCall final : public moe::KernelResultRequest<SendArgs, ReceiveArgs>, public AsyncCall {
  public:
   template <typename... Args>
   DoneCall(Executor* completion, int32_t* token, Args&&... args)
-      : moe::KernelResultRequest<ReceiveArgs>(std::forward<Args>(args)...), AsyncCall(completion), token_(token) {}
+      : moe::KernelResultRequest<SendArgs, ReceiveArgs>(std::forward<Args>(args)...),
+        AsyncCall(completion),
+        token_(token) {}
   void End(const Error* error) override {
     *token_ = this->sequence();
     Complete(error);
@@ -40,8 +42,9 @@ class DoneCall final : public moe::KernelResultRequest<ReceiveArgs>, public Asyn
 
 template <typename SendArgs, typename ReceiveArgs>
 ffi::Future Start(const Call& call, const Destination& destination, ffi::ResultBuffer<ffi::S32>& ticket,
-                  ExchangeKind kind, uint64_t signature, void (*send)(const SendArgs&), const SendArgs& send_args,
+                  ExchangeKind kind, uint64_t signature, void (*send)(const SendArgs&), SendArgs send_args,
                   void (*)(const ReceiveArgs&)) {
+  send_args.cache_bytes = destination.cache_bytes();
   auto* start = new StartCall(destination.visit.completion(), ticket->typed_data());
   auto* exchange = new moe::StartedExchange<SendArgs, ReceiveArgs>(call.state->site, call.run, kind, signature, send,
                                                                    send_args, start);
@@ -49,36 +52,39 @@ ffi::Future Start(const Call& call, const Destination& destination, ffi::ResultB
   return AsyncCall::Run(start, [&](auto*) { channel->Submit(exchange); });
 }
 
-template <typename ReceiveArgs>
+template <typename SendArgs, typename ReceiveArgs>
 ffi::Future Done(const Destination& destination, const S32& ticket, ffi::ResultBuffer<ffi::S32>& token,
-                 ExchangeKind kind, void (*receive)(const ReceiveArgs&), const ReceiveArgs& receive_args) {
-  auto* done = new DoneCall<ReceiveArgs>(destination.visit.completion(), token->typed_data(), kind,
-                                         ticket.typed_data()[0], receive, receive_args);
+                 ExchangeKind kind, SendArgs send_args, void (*receive)(const ReceiveArgs&), ReceiveArgs receive_args) {
+  send_args.cache_bytes = receive_args.cache_bytes = destination.cache_bytes();
+  auto* done = new DoneCall<SendArgs, ReceiveArgs>(destination.visit.completion(), token->typed_data(), kind,
+                                                   ticket.typed_data()[0], send_args, receive, receive_args);
   moe::Channel* channel = destination.channel;
   return AsyncCall::Run(done, [channel](auto* each) { channel->Attach(each); });
 }
 
 ffi::Future DispatchStart(CallSiteState* state, int32_t device, ffi::RunId run, RankOperand rank, ffi::AnyBuffer x,
                           S32 experts, F32 weights, S32, ffi::ResultBuffer<ffi::S32> ticket,
-                          ffi::ResultBuffer<ffi::S32> index, ffi::ResultBuffer<ffi::S32> slot, int64_t context,
-                          int64_t channel, int64_t) {
+                          ffi::ResultBuffer<ffi::S32> index, ffi::ResultBuffer<ffi::S32> slot,
+                          ffi::ResultBuffer<ffi::S32> token_ends, int64_t context, int64_t channel, int64_t) {
   const Call call{state, device, run.run_id, context, channel};
   return WithDestination(call, rank, [&](const Destination& destination) {
     const auto type = ElementTypeOf(x.element_type());
     if (!type) return Failed(type.error());
-    const auto send = DispatchSendArgsOf(destination, *type, x, experts, weights, index, slot);
+    const auto send = DispatchSendArgsOf(destination, *type, x, experts, weights, SendRouteOf(index, slot, token_ends));
     return Start(call, destination, ticket, ExchangeKind::kDispatch, DispatchSignature(send.t_rows, 1, *type),
                  kernels::DispatchSend, send, kernels::DispatchReceive);
   });
 }
 
-// What comes after the ticket is there to be computed first.
+// x and its route are for rounds after the first one, and of size 0 where there is none. What comes after them
+// is there to be computed first.
 ffi::Future DispatchDone(CallSiteState* state, int32_t device, ffi::RunId run, RankOperand rank, S32 ticket,
-                         ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer> tokens,
-                         ffi::ResultBuffer<ffi::F32> row_weights, ffi::ResultBuffer<ffi::S32> group_sizes,
-                         ffi::ResultBuffer<ffi::S32> dropped, ffi::ResultBuffer<ffi::S32> token,
-                         ffi::ResultBuffer<ffi::S32> positions, ffi::ResultBuffer<ffi::S32> rows, int64_t context,
-                         int64_t channel, int64_t, bool zero_padding) {
+                         ffi::AnyBuffer x, S32 index, S32 slot, S32 token_ends, ffi::RemainingArgs,
+                         ffi::Result<ffi::AnyBuffer> tokens, ffi::ResultBuffer<ffi::F32> row_weights,
+                         ffi::ResultBuffer<ffi::S32> group_sizes, ffi::ResultBuffer<ffi::S32> dropped,
+                         ffi::ResultBuffer<ffi::S32> token, ffi::ResultBuffer<ffi::S32> positions,
+                         ffi::ResultBuffer<ffi::S32> rows, int64_t context, int64_t channel, int64_t,
+                         bool zero_padding) {
   const Call call{state, device, run.run_id, context, channel};
   return WithDestination(call, rank, [&](const Destination& destination) {
     const auto type = ElementTypeOf(tokens->element_type());
@@ -86,7 +92,8 @@ ffi::Future DispatchDone(CallSiteState* state, int32_t device, ffi::RunId run, R
     const DispatchResults results{tokens, row_weights, group_sizes, dropped, positions, rows};
     const auto receive =
         DispatchReceiveArgsOf(destination, *type, destination.layout().shape.max_tokens, results, zero_padding);
-    return Done(destination, ticket, token, ExchangeKind::kDispatch, kernels::DispatchReceive, receive);
+    const auto send = LaterDispatchSendArgsOf(destination, *type, x, SendRouteOf(index, slot, token_ends));
+    return Done(destination, ticket, token, ExchangeKind::kDispatch, send, kernels::DispatchReceive, receive);
   });
 }
 
@@ -105,15 +112,20 @@ ffi::Future CombineStart(CallSiteState* state, int32_t device, ffi::RunId run, R
   });
 }
 
+// y, weights, positions and rows are for rounds after the first one, as x is in DispatchDone.
 ffi::Future CombineDone(CallSiteState* state, int32_t device, ffi::RunId run, RankOperand rank, S32 ticket, S32 index,
-                        S32 slot, ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer> out,
-                        ffi::ResultBuffer<ffi::S32> token, int64_t context, int64_t channel, int64_t) {
+                        S32 slot, S32 token_ends, ffi::AnyBuffer y, F32 weights, S32 positions, S32 rows,
+                        ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer> out, ffi::ResultBuffer<ffi::S32> token,
+                        int64_t context, int64_t channel, int64_t) {
   const Call call{state, device, run.run_id, context, channel};
   return WithDestination(call, rank, [&](const Destination& destination) {
     const auto type = ElementTypeOf(out->element_type());
     if (!type) return Failed(type.error());
-    return Done(destination, ticket, token, ExchangeKind::kCombine, kernels::CombineReceive,
-                CombineReceiveArgsOf(destination, *type, index, slot, out));
+    const F32& no_scalars = weights;  // combine sends none
+    const auto send =
+        CombineSendArgsOf(destination, ExchangeKind::kCombine, *type, y, weights, no_scalars, positions, rows);
+    return Done(destination, ticket, token, ExchangeKind::kCombine, send, kernels::CombineReceive,
+                CombineReceiveArgsOf(destination, *type, SendRouteOf(index, slot, token_ends), out));
   });
 }
 
@@ -130,6 +142,7 @@ XLA_FFI_DEFINE_HANDLER(kDispatchStart, DispatchStart,
                            .Ret<S32>()             // ticket
                            .Ret<S32>()             // index
                            .Ret<S32>()             // slot
+                           .Ret<S32>()             // token ends
                            .Attr<int64_t>("context")
                            .Attr<int64_t>("channel")
                            .Attr<int64_t>("call_index"));
@@ -140,6 +153,10 @@ XLA_FFI_DEFINE_HANDLER(kDispatchDone, DispatchDone,
                            .Ctx<ffi::RunId>()
                            .Arg<RankOperand>()     // rank
                            .Arg<S32>()             // ticket
+                           .Arg<ffi::AnyBuffer>()  // x
+                           .Arg<S32>()             // index
+                           .Arg<S32>()             // slot
+                           .Arg<S32>()             // token ends
                            .RemainingArgs()        // overlap
                            .Ret<ffi::AnyBuffer>()  // tokens
                            .Ret<F32>()             // weights
@@ -178,6 +195,11 @@ XLA_FFI_DEFINE_HANDLER(kCombineDone, CombineDone,
                            .Arg<S32>()             // ticket
                            .Arg<S32>()             // index
                            .Arg<S32>()             // slot
+                           .Arg<S32>()             // token ends
+                           .Arg<ffi::AnyBuffer>()  // y
+                           .Arg<F32>()             // weights
+                           .Arg<S32>()             // positions
+                           .Arg<S32>()             // rows
                            .RemainingArgs()        // overlap
                            .Ret<ffi::AnyBuffer>()  // out
                            .Ret<S32>()             // token

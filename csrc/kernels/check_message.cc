@@ -1,4 +1,7 @@
 // CheckMessage: everything that the receive kernels rely on, checked before they read anything else.
+//
+// A message holds no more rows than its slot has room for (a round's window); the first one of a dispatch also has the
+// counts and the metadata of all rounds.
 #include <cstdint>
 
 #include "csrc/kernels/moe_kernels.h"
@@ -21,7 +24,7 @@ const char* CheckStamp(const MessageHeader& header, ExchangeKind kind, const Mes
   return nullptr;
 }
 
-// What the source sends to every rank, and what it says it sends here.
+// What the source sends to every rank, in all rounds, and what it says it sends here.
 const char* CheckCounts(const SlotLayout& layout, const MessageHeader& header, const uint32_t* rows) {
   const MoeShape& shape = layout.shape;
   const uint32_t* expert_rows = rows + shape.ranks;
@@ -31,8 +34,25 @@ const char* CheckCounts(const SlotLayout& layout, const MessageHeader& header, c
     const int64_t most = rows[r] * static_cast<int64_t>(shape.LocalTopK());
     if (expert_rows[r] > most) return "more entries for a rank than possible";
   }
-  if (rows[shape.rank] != header.rows) return "the row count disagrees with the header";
   if (expert_rows[shape.rank] != header.expert_rows) return "the entry count disagrees with the header";
+  return nullptr;
+}
+
+// How the rows to this rank are split into rounds.
+const char* CheckRounds(const MoeShape& shape, const MessageHeader& header, uint32_t rows, const uint32_t* round_rows) {
+  if (header.rounds < 1 || header.rounds > static_cast<uint32_t>(shape.MaxRounds())) {
+    return "more rounds than possible, or none";
+  }
+  if (header.first_row != 0) return "rows before those of the first round";
+  int64_t total = 0;
+  for (uint32_t round = 0; round < static_cast<uint32_t>(shape.MaxRounds()); ++round) {
+    if (round_rows[round] > static_cast<uint32_t>(shape.MessageRows()))
+      return "more rows in a round than private_tokens";
+    if (round >= header.rounds && round_rows[round] != 0) return "rows after the last round";
+    total += round_rows[round];
+  }
+  if (total != rows) return "the rows of the rounds do not add up";
+  if (round_rows[0] != header.rows) return "the row count disagrees with the header";
   return nullptr;
 }
 
@@ -51,10 +71,8 @@ const char* CheckEntries(const MoeShape& shape, const Entry* begin, const Entry*
   return nullptr;
 }
 
-const char* CheckRows(const SlotLayout& layout, const MessageHeader& header, const RowMeta* meta,
+const char* CheckRows(const MoeShape& shape, const MessageHeader& header, int64_t rows, const RowMeta* meta,
                       const Entry* entries) {
-  const MoeShape& shape = layout.shape;
-  const int64_t rows = header.rows;
   int64_t previous_token = -1;
   int64_t begin = 0;
   for (int64_t j = 0; j < rows; ++j) {
@@ -76,31 +94,43 @@ const char* CheckRows(const SlotLayout& layout, const MessageHeader& header, con
 const char* CheckDispatch(const SlotLayout& layout, const char* slot, const MessageHeader& header) {
   const auto* counts = reinterpret_cast<const uint32_t*>(slot + layout.CountsOffset());
   if (const char* error = CheckCounts(layout, header, counts)) return error;
+  const uint32_t rows = counts[layout.shape.rank];
+  const auto* round_rows = reinterpret_cast<const uint32_t*>(slot + layout.RoundRowsOffset());
+  if (const char* error = CheckRounds(layout.shape, header, rows, round_rows)) return error;
   // The counts are possible ones: everything below lies inside the slot.
-  if (header.payload_offset != static_cast<uint64_t>(layout.DispatchPayloadOffset(header.rows, header.expert_rows))) {
+  if (header.payload_offset != static_cast<uint64_t>(layout.DispatchPayloadOffset(rows, header.expert_rows))) {
     return "the rows begin where they may not (bad payload offset)";
   }
-  return CheckRows(layout, header, reinterpret_cast<const RowMeta*>(slot + layout.RowMetaOffset()),
-                   reinterpret_cast<const Entry*>(slot + layout.EntriesOffset(header.rows)));
+  return CheckRows(layout.shape, header, rows, reinterpret_cast<const RowMeta*>(slot + layout.RowMetaOffset()),
+                   reinterpret_cast<const Entry*>(slot + layout.EntriesOffset(rows)));
 }
 
-}  // namespace
-
-const char* CheckMessage(const SlotLayout& layout, const void* slot, ExchangeKind kind, const MessageStamp& expected,
-                         int32_t source, int64_t expected_rows) {
-  if (source < 0 || source >= layout.shape.ranks) return "no such source";
-  const auto& header = *static_cast<const MessageHeader*>(slot);
-  if (const char* error = CheckStamp(header, kind, expected)) return error;
-  if (header.rows > static_cast<uint32_t>(layout.shape.max_tokens)) return "more rows than max_tokens";
-  if (expected_rows >= 0 && header.rows != expected_rows) return "not the rows that the dispatch before calls for";
-  if (kind == ExchangeKind::kDispatch) return CheckDispatch(layout, static_cast<const char*>(slot), header);
-
-  if (header.expert_rows != 0) return "entries in a message that has none";
+const char* CheckPlain(const SlotLayout& layout, const MessageHeader& header, ExchangeKind kind) {
+  if (header.expert_rows != 0 || header.rounds != 0) return "entries in a message that has none";
+  if (header.first_row > static_cast<uint32_t>(layout.shape.max_tokens) - header.rows) {
+    return "rows past max_tokens";
+  }
   const int64_t scalars = kind == ExchangeKind::kDispatchBack ? layout.ScalarsBytes(header.rows) : 0;
   if (header.payload_offset != static_cast<uint64_t>(layout.PlainPayloadOffset() + scalars)) {
     return "the rows begin where they may not (bad payload offset)";
   }
   return nullptr;
+}
+
+}  // namespace
+
+const char* CheckMessage(const SlotLayout& layout, const void* slot, ExchangeKind kind, const MessageStamp& stamp,
+                         int32_t source, const ExpectedRows& expected) {
+  if (source < 0 || source >= layout.shape.ranks) return "no such source";
+  const auto& header = *static_cast<const MessageHeader*>(slot);
+  if (const char* error = CheckStamp(header, kind, stamp)) return error;
+  if (header.rows > static_cast<uint32_t>(layout.shape.MessageRows())) return "more rows than a message has room for";
+  const bool other_rows = header.rows != expected.rows || (header.rows > 0 && header.first_row != expected.first_row);
+  if (expected.rows >= 0 && other_rows) return "not the rows that the dispatch before calls for";
+  if (kind == ExchangeKind::kDispatch && expected.round == 0) {
+    return CheckDispatch(layout, static_cast<const char*>(slot), header);
+  }
+  return CheckPlain(layout, header, kind);
 }
 
 }  // namespace jax_fabric::kernels

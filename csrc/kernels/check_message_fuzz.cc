@@ -66,10 +66,13 @@ class Fuzzer {
     shape.top_k = input_.Between(1, std::min(shape.experts, 5));
     shape.hidden = input_.Between(1, 9);
     shape.capacity = input_.Between(0, 40);
+    shape.private_tokens = input_.Between(1, 7);
     layout_.dispatch_type = Type();
     layout_.combine_type = Type();
     kind_ = static_cast<ExchangeKind>(input_.Between(1, 4));
+    round_ = input_.Between(0, shape.MaxRounds() - 1);
     stamp_.sequence = input_.Byte();
+    cache_bytes_ = input_.Between(0, 1) == 0 ? 0 : kAlwaysCached;
     for (int32_t r = 0; r < shape.ranks; ++r) slots_.push_back(MakeSlot(layout_.SlotBytes()));
   }
 
@@ -78,11 +81,13 @@ class Fuzzer {
     const int32_t t_rows = input_.Between(0, layout_.shape.max_tokens);
     std::vector<int32_t> index = Indices(t_rows, layout_.shape.ranks);
     std::vector<int32_t> slot = Indices(t_rows, layout_.shape.top_k);
+    std::vector<int32_t> token_ends = Indices(1, layout_.shape.MaxRounds());
     std::vector<int32_t> positions = Positions();
-    std::vector<int32_t> rows = Indices(1, layout_.shape.ranks);
+    std::vector<int32_t> rows = Indices(layout_.shape.ranks, layout_.shape.MaxRounds());
     ChangeBytes();
     for (int32_t source = 0; source < layout_.shape.ranks; ++source) {
-      if (CheckMessage(layout_, slots_[source].get(), kind_, stamp_, source) != nullptr) return false;
+      const char* error = CheckMessage(layout_, slots_[source].get(), kind_, stamp_, source, {.round = round_});
+      if (error != nullptr) return false;
     }
     const ReceiveRoute receive_route{positions.data(), rows.data()};
     if (kind_ == ExchangeKind::kDispatch) {
@@ -90,7 +95,7 @@ class Fuzzer {
     } else if (kind_ == ExchangeKind::kRedispatch) {
       ReceiveRedispatch(receive_route);
     } else {
-      ReceiveCombine(t_rows, {index.data(), slot.data()});
+      ReceiveCombine(t_rows, {index.data(), slot.data(), token_ends.data()});
     }
     return true;
   }
@@ -131,47 +136,56 @@ class Fuzzer {
     const MoeShape& shape = layout_.shape;
     const int32_t t_rows = input_.Between(0, shape.max_tokens);
     const std::vector<float> x(int64_t{t_rows} * shape.hidden, 1.5f);
-    if (kind_ == ExchangeKind::kRedispatch) {
+    if (kind_ == ExchangeKind::kRedispatch || round_ > 0) {
       std::vector<int32_t> index = Indices(t_rows, shape.ranks);
+      std::vector<int32_t> slot(int64_t{t_rows} * shape.top_k);
+      std::vector<int32_t> token_ends = Indices(1, shape.MaxRounds());
       RedispatchSend({.layout = layout_,
                       .stamp = stamp_,
+                      .round = round_,
+                      .kind = kind_,
                       .t_rows = t_rows,
                       .x = x.data(),
-                      .route = {index.data(), nullptr},
+                      .route = {index.data(), slot.data(), token_ends.data()},
                       .slots = slots,
-                      .message_bytes = message_bytes});
+                      .message_bytes = message_bytes,
+                      .cache_bytes = cache_bytes_});
       return;
     }
     const std::vector<int32_t> experts = Indices(t_rows, shape.top_k);
     const std::vector<float> weights(experts.size(), 0.5f);
     std::vector<int32_t> index(int64_t{t_rows} * shape.ranks);
     std::vector<int32_t> slot(experts.size());
+    std::vector<int32_t> token_ends(shape.MaxRounds());
     DispatchSend({.layout = layout_,
                   .stamp = stamp_,
                   .t_rows = t_rows,
                   .x = x.data(),
                   .experts = experts.data(),
                   .weights = weights.data(),
-                  .route = {index.data(), slot.data()},
+                  .route = {index.data(), slot.data(), token_ends.data()},
                   .slots = slots,
-                  .message_bytes = message_bytes});
+                  .message_bytes = message_bytes,
+                  .cache_bytes = cache_bytes_});
   }
 
   void SendSums(void* const* slots, int64_t* message_bytes) {
     const MoeShape& shape = layout_.shape;
     std::vector<int32_t> positions = Positions();
-    std::vector<int32_t> rows = Indices(1, shape.ranks);
+    std::vector<int32_t> rows = Indices(shape.ranks, shape.MaxRounds());
     const std::vector<float> y(shape.capacity * shape.hidden, 2.5f);
     const std::vector<float> scalars(shape.capacity, 1.0f);
     CombineSend({.layout = layout_,
                  .stamp = stamp_,
+                 .round = round_,
                  .kind = kind_,
                  .y = y.data(),
                  .row_weights = scalars.data(),
                  .row_scalars = scalars.data(),
                  .route = {positions.data(), rows.data()},
                  .slots = slots,
-                 .message_bytes = message_bytes});
+                 .message_bytes = message_bytes,
+                 .cache_bytes = cache_bytes_});
   }
 
   // Few changes, so that some messages stay acceptable.
@@ -205,9 +219,17 @@ class Fuzzer {
     header->expert_rows = expert_rows;
     const int64_t scalars = kind_ == ExchangeKind::kDispatchBack ? layout_.ScalarsBytes(rows) : 0;
     header->payload_offset = layout_.PlainPayloadOffset() + scalars;
-    if (kind_ != ExchangeKind::kDispatch) return;
+    if (kind_ != ExchangeKind::kDispatch || round_ > 0) return;
     header->payload_offset = layout_.DispatchPayloadOffset(rows, expert_rows);
     auto* counts = reinterpret_cast<uint32_t*>(static_cast<char*>(slot) + layout_.CountsOffset());
+    auto* round_rows = reinterpret_cast<uint32_t*>(static_cast<char*>(slot) + layout_.RoundRowsOffset());
+    uint32_t left = rows;
+    for (int32_t round = 0; round < layout_.shape.MaxRounds(); ++round) {
+      round_rows[round] = std::min<uint32_t>(left, layout_.shape.MessageRows());
+      left -= round_rows[round];
+    }
+    header->rows = round_rows[0];
+    header->rounds = layout_.shape.MaxRounds();
     counts[layout_.shape.rank] = rows;
     counts[layout_.shape.ranks + layout_.shape.rank] = expert_rows;
   }
@@ -220,6 +242,7 @@ class Fuzzer {
     std::vector<int32_t> group_sizes(shape.experts_per_rank);
     int32_t dropped = -1;
     DispatchReceive({.layout = layout_,
+                     .round = round_,
                      .slots = slots.data(),
                      .tokens = tokens.data(),
                      .weights = weights.data(),
@@ -227,7 +250,9 @@ class Fuzzer {
                      .route = route,
                      .drop_overflow = true,
                      .zero_padding = true,
-                     .dropped = &dropped});
+                     .dropped = &dropped,
+                     .cache_bytes = cache_bytes_});
+    if (round_ > 0) return;
     int64_t total = 0;
     for (int32_t size : group_sizes) total += size;
     if (total > shape.capacity || dropped < 0) std::abort();
@@ -241,12 +266,14 @@ class Fuzzer {
     std::vector<float> out(y.size());
     std::vector<float> dots(shape.capacity);
     RedispatchReceive({.layout = layout_,
+                       .round = round_,
                        .slots = slots.data(),
                        .route = route,
                        .row_weights = weights.data(),
                        .y = y.data(),
                        .out = out.data(),
-                       .dots = dots.data()});
+                       .dots = dots.data(),
+                       .cache_bytes = cache_bytes_});
   }
 
   void ReceiveCombine(int32_t t_rows, const SendRoute& route) const {
@@ -255,17 +282,21 @@ class Fuzzer {
     std::vector<float> out(int64_t{t_rows} * shape.hidden);
     std::vector<float> scalars(int64_t{t_rows} * shape.top_k);
     CombineReceive({.layout = layout_,
+                    .round = round_,
                     .slots = slots.data(),
                     .t_rows = t_rows,
                     .route = route,
                     .out = out.data(),
-                    .scalars = kind_ == ExchangeKind::kDispatchBack ? scalars.data() : nullptr});
+                    .scalars = kind_ == ExchangeKind::kDispatchBack ? scalars.data() : nullptr,
+                    .cache_bytes = cache_bytes_});
   }
 
   Input input_;
   SlotLayout layout_;
   ExchangeKind kind_ = ExchangeKind::kDispatch;
+  int32_t round_ = 0;
   MessageStamp stamp_;
+  int64_t cache_bytes_ = kAlwaysCached;
   std::vector<Slot> slots_;  // [ranks] this rank's slot of each source
 };
 

@@ -44,7 +44,7 @@ class CheckMessageTest : public ::testing::Test {
   }
 
   std::string Check(ExchangeKind kind = ExchangeKind::kDispatch, int64_t expected_rows = -1) {
-    const char* error = CheckMessage(layout_, slot_, kind, stamp_, kSource, expected_rows);
+    const char* error = CheckMessage(layout_, slot_, kind, stamp_, kSource, {.rows = expected_rows});
     return error == nullptr ? "" : error;
   }
 
@@ -91,14 +91,89 @@ TEST_F(CheckMessageTest, Stamp) {
 }
 
 TEST_F(CheckMessageTest, Counts) {
-  EXPECT_EQ(With(header_->rows, 9), "more rows than max_tokens");
-  EXPECT_EQ(With(header_->rows, 0xffffffff), "more rows than max_tokens");
+  EXPECT_EQ(With(header_->rows, 9), "more rows than a message has room for");
+  EXPECT_EQ(With(header_->rows, 0xffffffff), "more rows than a message has room for");
   EXPECT_EQ(With(header_->rows, header_->rows - 1), "the row count disagrees with the header");
   EXPECT_EQ(With(header_->expert_rows, header_->expert_rows + 1), "the entry count disagrees with the header");
   EXPECT_EQ(With(counts_[0], 9), "more rows for a rank than max_tokens");
   EXPECT_EQ(With(counts_[3], 0xffffffff), "more entries for a rank than possible");
   EXPECT_EQ(With(counts_[3], 0), "fewer entries for a rank than rows");
   EXPECT_EQ(Check(ExchangeKind::kDispatch, header_->rows + 1), "not the rows that the dispatch before calls for");
+}
+
+// How the rows are split into rounds. Here there are at most two, the first of five rows.
+TEST(CheckRoundsTest, FirstMessage) {
+  World world({.ranks = 3,
+               .experts = 8,
+               .max_tokens = 8,
+               .top_k = 4,
+               .hidden = 5,
+               .private_tokens = 5,
+               .routing = Routing::kOneRank,
+               .odd_ids = false,
+               .full_batches = true},
+              1);
+  world.SendDispatch(0);
+  const SlotLayout& layout = world.rank(0).layout;
+  auto* slot = static_cast<char*>(world.Slot(0, kSource));
+  auto* header = reinterpret_cast<MessageHeader*>(slot);
+  auto* rows = reinterpret_cast<uint32_t*>(slot + layout.RoundRowsOffset());
+  ASSERT_EQ(rows[0], 5u);
+  ASSERT_EQ(rows[1], 3u);
+  const auto check = [&] {
+    const char* error =
+        CheckMessage(layout, slot, ExchangeKind::kDispatch, world.Stamp(kSource), kSource, ExpectedRows{});
+    return std::string(error == nullptr ? "" : error);
+  };
+  const auto with = [&](uint32_t& place, uint32_t value) {
+    const uint32_t before = std::exchange(place, value);
+    const std::string error = check();
+    place = before;
+    return error;
+  };
+  EXPECT_EQ(check(), "");
+  EXPECT_EQ(with(header->rows, 6), "more rows than a message has room for");
+  EXPECT_EQ(with(header->rows, 4), "the row count disagrees with the header");
+  EXPECT_EQ(with(header->rounds, 0), "more rounds than possible, or none");
+  EXPECT_EQ(with(header->rounds, 3), "more rounds than possible, or none");
+  EXPECT_EQ(with(header->rounds, 1), "rows after the last round");
+  EXPECT_EQ(with(header->first_row, 1), "rows before those of the first round");
+  EXPECT_EQ(with(rows[0], 6), "more rows in a round than private_tokens");
+  EXPECT_EQ(with(rows[1], 0xffffffff), "more rows in a round than private_tokens");
+  EXPECT_EQ(with(rows[1], 4), "the rows of the rounds do not add up");
+}
+
+// What is known of the later messages.
+TEST(CheckRoundsTest, LaterMessages) {
+  World world({.ranks = 2, .experts = 2, .max_tokens = 8, .hidden = 5, .private_tokens = 5, .full_batches = true}, 1);
+  world.Dispatch();
+  world.SendDispatch(1);
+  const SlotLayout& layout = world.rank(0).layout;
+  auto* header = static_cast<MessageHeader*>(world.Slot(0, 1));
+  const uint32_t rows = header->rows;
+  const auto check = [&](const ExpectedRows& expected) {
+    const char* error = CheckMessage(layout, header, ExchangeKind::kDispatch, world.Stamp(1), 1, expected);
+    return std::string(error == nullptr ? "" : error);
+  };
+  EXPECT_EQ(check({.round = 1}), "");
+  EXPECT_EQ(check({.round = 1, .rows = rows, .first_row = header->first_row}), "");
+  const std::string other_rows = "not the rows that the dispatch before calls for";
+  EXPECT_EQ(check({.round = 1, .rows = rows + 1, .first_row = header->first_row}), other_rows);
+  EXPECT_EQ(check({.round = 0}), "more rounds than possible, or none");
+  header->rows = 2;
+  EXPECT_EQ(check({.round = 1, .rows = 2, .first_row = header->first_row + 1}), other_rows);
+  header->first_row = 6;
+  EXPECT_EQ(check({.round = 1}), "");
+  header->first_row = 7;
+  EXPECT_EQ(check({.round = 1}), "rows past max_tokens");
+  header->first_row = 0xffffffff;
+  EXPECT_EQ(check({.round = 1}), "rows past max_tokens");
+  header->first_row = 0;
+  header->rounds = 1;
+  EXPECT_EQ(check({.round = 1}), "entries in a message that has none");
+  header->rounds = 0;
+  header->rows = 6;
+  EXPECT_EQ(check({.round = 1}), "more rows than a message has room for");
 }
 
 TEST_F(CheckMessageTest, Rows) {
@@ -140,6 +215,7 @@ TEST_F(CheckMessageTest, OtherKinds) {
   header_->kind = static_cast<uint16_t>(ExchangeKind::kCombine);
   EXPECT_EQ(Check(ExchangeKind::kCombine), "entries in a message that has none");
   header_->expert_rows = 0;
+  header_->rounds = 0;
   header_->payload_offset = 256;
   EXPECT_EQ(Check(ExchangeKind::kCombine), "");
   header_->kind = static_cast<uint16_t>(ExchangeKind::kDispatchBack);

@@ -12,14 +12,15 @@
 
 namespace jax_fabric::kernels {
 
-// How the rows of one dispatch travelled: residual of its combine and of both transposes.
-struct SendRoute {           // kept by the token's rank
-  int32_t* index = nullptr;  // [T, N] row of token t in the message to rank r, or -1
-  int32_t* slot = nullptr;   // [T, K] rank * L + i where (token t, choice k) became entry i of its row to rank, or -1
+// How the rows of one dispatch travelled: residual of its combine and of both transposes. Rounds: see rounds.h.
+struct SendRoute {                // kept by the token's rank
+  int32_t* index = nullptr;       // [T, N] row of token t among those to rank r, or -1
+  int32_t* slot = nullptr;        // [T, K] rank * L + i where (token t, choice k) became entry i of its row, or -1
+  int32_t* token_ends = nullptr;  // [MaxRounds] round r took the tokens below token_ends[r] that were left
 };
 struct ReceiveRoute {            // kept by the expert's rank
   int32_t* positions = nullptr;  // [N, T, L] row of `tokens` for entry i of row j from source s, or -1
-  int32_t* rows = nullptr;       // [N] rows received from each source
+  int32_t* rows = nullptr;       // [N, MaxRounds] rows from each source in each round, -1 where there was no round
 };
 
 // What the header of an outgoing message says beyond the counts.
@@ -31,29 +32,38 @@ struct MessageStamp {
   uint32_t membership_epoch = 0;
 };
 
+// Every kernel has `cache_bytes`: where an exchange moves more through this rank (rows in messages, and rows of
+// experts), rows are written past the caches, since nobody reads them before they would have left the caches anyway.
+// Results are the same.
+inline constexpr int64_t kAlwaysCached = INT64_MAX;
+
 struct DispatchSendArgs {
   SlotLayout layout;
   MessageStamp stamp;
+  int32_t round = 0;
   int32_t t_rows = 0;
   ElementType x_type = ElementType::kFloat32;
   const void* x = nullptr;           // [t_rows, H]
   const int32_t* experts = nullptr;  // [t_rows, K]; ids outside [0, E) are not routed
   const float* weights = nullptr;    // [t_rows, K]
-  SendRoute route;                   // out
+  SendRoute route;                   // out of the first round, in of the others
   void* const* slots = nullptr;      // [N] where the message for each rank is written: its slot, or a staging buffer
   int64_t* message_bytes = nullptr;  // [N] out
+  int64_t cache_bytes = kAlwaysCached;
 };
 // An expert named twice by a token becomes one entry with the summed weight; both choices get its slot number.
 void DispatchSend(const DispatchSendArgs& args);
 
+// The first round places all rows, whose number it knows, and so all results but `tokens` are complete after it.
 struct DispatchReceiveArgs {
   SlotLayout layout;
+  int32_t round = 0;
   const void* const* slots = nullptr;  // [N] this rank's slot of each source (checked by CheckMessage before)
   ElementType tokens_type = ElementType::kFloat32;
   void* tokens = nullptr;          // out [C, H], ordered by (expert, source rank, token)
   float* weights = nullptr;        // out [C], 0 past sum(group_sizes)
   int32_t* group_sizes = nullptr;  // out [experts_per_rank]
-  ReceiveRoute route;              // out
+  ReceiveRoute route;              // out of the first round, in of the others
   // B independent batches may share an exchange (jax.vmap). Element b of it has rows [b * element_rows, (b + 1) *
   // element_rows) of every source's x, and rows [b * C, (b + 1) * C) of the results; then tokens is [B * C, H], weights
   // [B * C], group_sizes [B * experts_per_rank] and dropped [B].
@@ -62,6 +72,7 @@ struct DispatchReceiveArgs {
   bool drop_overflow = false;  // else the caller has checked the counts
   bool zero_padding = false;   // rows past sum(group_sizes) are unspecified unless set
   int32_t* dropped = nullptr;  // out [1] or null: entries that found no room, the last ones in that order
+  int64_t cache_bytes = kAlwaysCached;
 };
 void DispatchReceive(const DispatchReceiveArgs& args);
 
@@ -69,6 +80,7 @@ void DispatchReceive(const DispatchReceiveArgs& args);
 struct CombineSendArgs {
   SlotLayout layout;
   MessageStamp stamp;
+  int32_t round = 0;
   ExchangeKind kind = ExchangeKind::kCombine;
   ElementType y_type = ElementType::kFloat32;
   const void* y = nullptr;             // [C, H]
@@ -77,17 +89,21 @@ struct CombineSendArgs {
   ReceiveRoute route;                  // in
   void* const* slots = nullptr;        // [N]
   int64_t* message_bytes = nullptr;    // [N] out
+  int64_t cache_bytes = kAlwaysCached;
 };
 void CombineSend(const CombineSendArgs& args);
 
 struct CombineReceiveArgs {
   SlotLayout layout;
+  int32_t round = 0;
   const void* const* slots = nullptr;  // [N]
   int32_t t_rows = 0;
   SendRoute route;  // in
   ElementType out_type = ElementType::kFloat32;
+  // Of the tokens of this round, all of whose rows are here.
   void* out = nullptr;       // out [t_rows, H]: sum over ranks in rising order, in float32, rounded once
   float* scalars = nullptr;  // out [t_rows, K] or null: the row scalar of each (token, choice), 0 if unrouted
+  int64_t cache_bytes = kAlwaysCached;
 };
 void CombineReceive(const CombineReceiveArgs& args);
 
@@ -95,17 +111,21 @@ void CombineReceive(const CombineReceiveArgs& args);
 struct RedispatchSendArgs {
   SlotLayout layout;
   MessageStamp stamp;
+  int32_t round = 0;
+  ExchangeKind kind = ExchangeKind::kRedispatch;  // or kDispatch, whose later rounds are no different
   int32_t t_rows = 0;
   ElementType x_type = ElementType::kFloat32;
   const void* x = nullptr;           // [t_rows, H]
   SendRoute route;                   // in
   void* const* slots = nullptr;      // [N]
   int64_t* message_bytes = nullptr;  // [N] out
+  int64_t cache_bytes = kAlwaysCached;
 };
 void RedispatchSend(const RedispatchSendArgs& args);
 
 struct RedispatchReceiveArgs {
   SlotLayout layout;
+  int32_t round = 0;
   const void* const* slots = nullptr;  // [N]
   ReceiveRoute route;                  // in
   const float* row_weights = nullptr;  // [C] or null
@@ -114,14 +134,21 @@ struct RedispatchReceiveArgs {
   ElementType out_type = ElementType::kFloat32;
   void* out = nullptr;    // out [C, H]: row * weight; rows that nothing routed to are zero
   float* dots = nullptr;  // out [C] or null: <row, y> in float32; 0 where nothing routed to
+  int64_t cache_bytes = kAlwaysCached;
 };
 void RedispatchReceive(const RedispatchReceiveArgs& args);
 
+// What a message must hold. `rows` is -1 in the first round of a dispatch, where only the message knows.
+struct ExpectedRows {
+  int32_t round = 0;
+  int64_t rows = -1;
+  int64_t first_row = 0;  // of them, among all rows of the call; means nothing if there are none
+};
+
 // Bounds of a message that a peer wrote, before anything in it is used. Returns null, or what is wrong (a literal).
-// `expected.incarnation` is the source's; 0 accepts any. `expected_rows` is what the route of the dispatch before calls
-// for, where there was one: rows sent to `source` for combine and dispatch-back, route.rows[source] for redispatch.
-const char* CheckMessage(const SlotLayout& layout, const void* slot, ExchangeKind kind, const MessageStamp& expected,
-                         int32_t source, int64_t expected_rows = -1);
+// `stamp.incarnation` is the source's; 0 accepts any.
+const char* CheckMessage(const SlotLayout& layout, const void* slot, ExchangeKind kind, const MessageStamp& stamp,
+                         int32_t source, const ExpectedRows& expected = {});
 
 }  // namespace jax_fabric::kernels
 

@@ -25,16 +25,22 @@ struct MoeShape {
   int32_t top_k = 1;             // K
   int32_t hidden = 1;            // H
   int64_t capacity = 1;          // C, rows of tokens
+  // P: a message has room for so many rows, and a call takes as many rounds as its rows need (rounds.h).
+  int32_t private_tokens = INT32_MAX;
 
   // A token needs a rank's slot once, with at most this many of that rank's experts.
   int32_t LocalTopK() const { return top_k < experts_per_rank ? top_k : experts_per_rank; }
+  int32_t MessageRows() const { return private_tokens < max_tokens ? private_tokens : max_tokens; }
+  // Any MessageRows() tokens fit into one round, however they are routed.
+  int32_t MaxRounds() const { return (max_tokens - 1) / MessageRows() + 1; }
 };
 
-// First bytes of every message. Then, for dispatch only:
+// First bytes of every message. Then, in the first round of a dispatch only, what is to say about all rounds:
 //   uint32 rows[N], expert_rows[N]   what this source sends to every rank (so that every rank sees any overflow)
+//   uint32 round_rows[MaxRounds]     rows to this peer in each round; they add up to rows[this peer]
 //   RowMeta row_meta[rows]           of the rows to this peer, by rising token index
 //   Entry   entries[expert_rows]     the local experts of each row, by rising expert
-// then from payload_offset (a multiple of 256) the rows, each row_stride bytes apart.
+// then from payload_offset (a multiple of 256) the rows of this round, each row_stride bytes apart.
 struct MessageHeader {
   uint32_t magic = 0;        // kMessageMagic
   uint16_t version = 0;      // kMessageVersion
@@ -47,7 +53,8 @@ struct MessageHeader {
   uint32_t rows = 0;            // rows in this message
   uint32_t expert_rows = 0;     // entries in this message
   uint64_t payload_offset = 0;  // from the start of the slot, bytes
-  uint64_t reserved = 0;
+  uint32_t first_row = 0;       // how many of this call's rows to this peer went in earlier rounds
+  uint32_t rounds = 0;          // with the entries: how many rounds this source needs; else 0
 };
 static_assert(sizeof(MessageHeader) == 64, "the wire format depends on it");
 
@@ -79,18 +86,19 @@ struct SlotLayout {
   int64_t DispatchRowBytes() const { return AlignUp(shape.hidden * ElementBytes(dispatch_type), 16); }
   int64_t CombineRowBytes() const { return AlignUp(shape.hidden * ElementBytes(combine_type), 16); }
   int64_t CountsOffset() const { return sizeof(MessageHeader); }
-  int64_t RowMetaOffset() const { return CountsOffset() + 8 * static_cast<int64_t>(shape.ranks); }
+  int64_t RoundRowsOffset() const { return CountsOffset() + 8 * static_cast<int64_t>(shape.ranks); }
+  int64_t RowMetaOffset() const { return RoundRowsOffset() + 4 * static_cast<int64_t>(shape.MaxRounds()); }
   int64_t EntriesOffset(int64_t rows) const { return RowMetaOffset() + rows * static_cast<int64_t>(sizeof(RowMeta)); }
-  // Of a dispatch message with that many rows and entries.
+  // Of the first message of a dispatch with that many rows and entries in all rounds.
   int64_t DispatchPayloadOffset(int64_t rows, int64_t entries) const {
     return AlignUp(EntriesOffset(rows) + entries * static_cast<int64_t>(sizeof(Entry)), 256);
   }
-  // Of the other kinds. Dispatch-back carries LocalTopK() floats a row between header and rows.
+  // Of all other messages. Dispatch-back carries LocalTopK() floats a row between header and rows.
   int64_t PlainPayloadOffset() const { return 256; }
   int64_t ScalarsBytes(int64_t rows) const { return AlignUp(rows * shape.LocalTopK() * 4, 256); }
 
-  int64_t DispatchMessageBytes(int64_t rows, int64_t entries) const {
-    return DispatchPayloadOffset(rows, entries) + rows * DispatchRowBytes();
+  int64_t DispatchMessageBytes(int64_t rows, int64_t entries, int64_t message_rows) const {
+    return DispatchPayloadOffset(rows, entries) + message_rows * DispatchRowBytes();
   }
   int64_t CombineMessageBytes(int64_t rows, bool with_scalars) const {
     return PlainPayloadOffset() + (with_scalars ? ScalarsBytes(rows) : 0) + rows * CombineRowBytes();
@@ -98,9 +106,10 @@ struct SlotLayout {
   // Room for the largest message of any kind, a multiple of 256.
   int64_t SlotBytes() const {
     const int64_t t = shape.max_tokens;
-    const int64_t dispatch = DispatchMessageBytes(t, t * shape.LocalTopK());
-    const int64_t redispatch = PlainPayloadOffset() + t * DispatchRowBytes();
-    const int64_t combine = CombineMessageBytes(t, true);
+    const int64_t p = shape.MessageRows();
+    const int64_t dispatch = DispatchMessageBytes(t, t * shape.LocalTopK(), p);
+    const int64_t redispatch = PlainPayloadOffset() + p * DispatchRowBytes();
+    const int64_t combine = CombineMessageBytes(p, true);
     int64_t most = dispatch > combine ? dispatch : combine;
     most = most > redispatch ? most : redispatch;
     return AlignUp(most, 256);

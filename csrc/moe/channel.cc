@@ -146,11 +146,13 @@ void Channel::OnAttach(ResultRequest* request) {
   if (poison_) return request->End(&*poison_);
   if (current_ != nullptr && static_cast<int32_t>(current_->sequence_) == request->sequence() &&
       current_->Attach(*request)) {
+    // What comes now is for both halves to wait for; what lay between them was the program's own.
+    deadline_ = Deadline::After(group_->clock(), config_.timeout_us);
     return Advance();
   }
   // Nothing has been lost, and nothing is waiting: the channel can go on.
   const Error error{ErrorCode::kFailedPrecondition,
-                    fmt::format("moe {} (channel {}, rank {}): no exchange {} was started here that has not been done: "
+                    fmt::format("moe {} (channel {}, rank {}): no call {} was started here that has not been done: "
                                 "call done once, with what start returned, on the same channel",
                                 NameOf(request->kind()), index_, peers_.rank, request->sequence())};
   request->End(&error);
@@ -289,14 +291,13 @@ void Channel::Advance() {
 }
 
 bool Channel::StartNext() {
-  const int64_t sequence = finished_ + 1;
+  const int64_t sequence = exchanges_ + 1;
   // The staging buffers of this parity may still be on their way although every peer has answered: nothing is inferred
   // from another arrival.
-  if (current_ != nullptr || sends_[sequence & 1].outstanding) return false;
-  current_ = numbered_.Take([sequence](const ExchangeOperation& each) { return each.sequence_ == sequence; });
-  if (current_ == nullptr) return false;
+  if (packed_ || sends_[sequence & 1].outstanding) return false;
+  if (current_ == nullptr && !TakeNext(finished_ + 1)) return false;
 
-  signature_ = current_->signature_ ^ current_->identity_;
+  packed_ = true;
   arrived_ = config_.layout.shape.ranks == 1;
   for (int32_t rank = 0; rank < config_.layout.shape.ranks; ++rank) {
     std::byte* const mapped = peers_.peers[rank].mapped;
@@ -304,69 +305,83 @@ bool Channel::StartNext() {
                             ? StagingSlot(rank, sequence)
                             : mapped + config_.ChannelOffset(index_) + config_.layout.SlotOffset(peers_.rank, sequence);
   }
-  current_->Pack(StampOf(sequence, signature_), send_slots_.data(), message_bytes_.data());
+  current_->Pack(round_, StampOf(sequence, signature_), send_slots_.data(), message_bytes_.data());
   if (arrived_) return true;
-  const Status sent = Send(*current_);
+  const Status sent = Send();
   if (!sent) Poison(sent.error());
   return sent.has_value();
 }
 
-Status Channel::Send(ExchangeOperation& operation) {
+bool Channel::TakeNext(int64_t number) {
+  current_ = numbered_.Take([number](const ExchangeOperation& each) { return each.sequence_ == number; });
+  if (current_ == nullptr) return false;
+  round_ = 0;
+  signature_ = current_->signature_ ^ current_->identity_;
+  deadline_ = Deadline::After(group_->clock(), config_.timeout_us);
+  return true;
+}
+
+Status Channel::Send() {
   const int32_t ranks = config_.layout.shape.ranks;
-  const int parity = operation.sequence_ & 1;
+  const int parity = (exchanges_ + 1) & 1;
   Signal& send = sends_[parity];
   for (int32_t i = 1; i < ranks; ++i) {
     const int32_t rank = (peers_.rank + i) % ranks;
     if (peers_.peers[rank].mapped == nullptr) send.scatter->SetLength(i - 1, message_bytes_[rank]);
   }
-  const Deadline deadline = Deadline::After(group_->clock(), config_.timeout_us);
   const auto which = parity == 0 ? ChannelImmediate::kEvenExchange : ChannelImmediate::kOddExchange;
-  Status status = send.scatter->Post(deadline, CallbackFor(&send));
+  Status status = send.scatter->Post(deadline_, CallbackFor(&send));
   if (!status) {
     send.outstanding = false;
     return status;
   }
   Signal& arrival = arrivals_[parity];
-  status =
-      group_->ExpectImmediate(peers_.Immediate(peers_.rank, index_, which), ranks - 1, deadline, CallbackFor(&arrival));
+  status = group_->ExpectImmediate(peers_.Immediate(peers_.rank, index_, which), ranks - 1, deadline_,
+                                   CallbackFor(&arrival));
   if (!status) arrival.outstanding = false;
   return status;
 }
 
 bool Channel::FinishCurrent() {
-  if (current_ == nullptr || !arrived_ || !current_->can_unpack()) return false;
-  for (int32_t rank = 0; rank < config_.layout.shape.ranks; ++rank) {
-    receive_slots_[rank] = OwnSlot(rank, current_->sequence_);
-  }
-  Status status = CheckMessages(receive_slots_.data());
-  if (status) status = CheckCapacity(receive_slots_.data());
-  if (status) status = current_->Unpack(receive_slots_.data());
-  if (!status) {
+  if (!packed_ || !arrived_ || !current_->can_unpack()) return false;
+  if (const Status status = UnpackCurrent(); !status) {
     Poison(status.error());
     return false;
   }
+  packed_ = false;
+  ++exchanges_;
+  if (++round_ < current_->rounds()) return true;
   ++finished_;
   std::exchange(current_, nullptr)->Finish(nullptr);
   return true;
 }
 
-Status Channel::CheckMessages(const void* const* slots) const {
-  kernels::MessageStamp expected = StampOf(finished_ + 1, signature_);
+Status Channel::UnpackCurrent() {
   for (int32_t rank = 0; rank < config_.layout.shape.ranks; ++rank) {
-    expected.incarnation = rank == peers_.rank ? peers_.own_incarnation : peers_.peers[rank].incarnation;
-    const char* const wrong =
-        kernels::CheckMessage(config_.layout, slots[rank], current_->kind_, expected, rank, current_->RowsOf(rank));
+    receive_slots_[rank] = OwnSlot(rank, exchanges_ + 1);
+  }
+  JF_RETURN_IF_ERROR(CheckMessages(receive_slots_.data()));
+  JF_RETURN_IF_ERROR(CheckCapacity(receive_slots_.data()));
+  return current_->Unpack(round_, receive_slots_.data());
+}
+
+Status Channel::CheckMessages(const void* const* slots) const {
+  kernels::MessageStamp stamp = StampOf(exchanges_ + 1, signature_);
+  for (int32_t rank = 0; rank < config_.layout.shape.ranks; ++rank) {
+    stamp.incarnation = peers_.peers[rank].incarnation;
+    const char* const wrong = kernels::CheckMessage(config_.layout, slots[rank], current_->kind_, stamp, rank,
+                                                    current_->RowsOf(round_, rank));
     if (wrong == nullptr) continue;
     return MakeError(ErrorCode::kFailedPrecondition,
-                     "moe {} (channel {}, exchange {}): rank {} cannot use the message of rank {}: {}. Do all ranks "
-                     "run the same program with the same shapes, in the same order?",
-                     NameOf(current_->kind_), index_, finished_ + 1, peers_.rank, rank, wrong);
+                     "{}: rank {} cannot use the message of rank {}: {}. Do all ranks run the same program with the "
+                     "same shapes, in the same order?",
+                     NameOfCurrent(), peers_.rank, rank, wrong);
   }
   return {};
 }
 
 Status Channel::CheckCapacity(const void* const* slots) const {
-  if (current_->kind_ != kernels::ExchangeKind::kDispatch || config_.drop_overflow) return {};
+  if (current_->kind_ != kernels::ExchangeKind::kDispatch || config_.drop_overflow || round_ > 0) return {};
   const int32_t ranks = config_.layout.shape.ranks;
   // Every source tells its counts for every rank: all ranks see an overflow and raise the same error.
   for (int32_t target = 0; target < ranks; ++target) {
@@ -378,9 +393,9 @@ Status Channel::CheckCapacity(const void* const* slots) const {
     }
     if (expert_rows <= config_.layout.shape.capacity * current_->elements()) continue;
     return MakeError(ErrorCode::kResourceExhausted,
-                     "moe dispatch (channel {}, exchange {}): {} rows were routed to the experts of rank {}, and "
-                     "capacity={} rows. Raise capacity, or pass on_overflow=\"drop\".",
-                     index_, finished_ + 1, expert_rows, target, config_.layout.shape.capacity);
+                     "{}: {} rows were routed to the experts of rank {}, and capacity={} rows. Raise capacity, or "
+                     "pass on_overflow=\"drop\".",
+                     NameOfCurrent(), expert_rows, target, config_.layout.shape.capacity);
   }
   return {};
 }
@@ -420,7 +435,7 @@ void Channel::OnTimer(Signal& signal) {
   // The exchange in flight and an awaited number have deadlines of their own; what is left is an operation whose turn
   // does not come.
   if (late(unnumbered_) || late(numbered_)) {
-    if (current_ != nullptr && !arrived_) return Poison(NameAbsentRanks(*signal.error));
+    if (packed_ && !arrived_) return Poison(NameAbsentRanks(*signal.error));
     // The timer may be before the awaited number's deadline, which begins anew with every announcement.
     if (peers_.rank != 0 && current_ == nullptr && numbered_.empty()) return Poison(NameRank0(*signal.error));
     return Poison(NameBlockedTurn());
@@ -436,7 +451,7 @@ Error Channel::NameBlockedTurn() const {
         "was started on this rank and nobody has called its done: calls in flight at once need channels of their own";
   }
   return Error{ErrorCode::kDeadlineExceeded,
-               fmt::format("moe (channel {}): a call on rank {} waited {} s for its turn: exchange {} {}", index_,
+               fmt::format("moe (channel {}): a call on rank {} waited {} s for its turn: call {} {}", index_,
                            peers_.rank, config_.timeout_us * 1e-6, finished_ + 1, state)};
 }
 
@@ -445,18 +460,24 @@ Error Channel::NameAbsentRanks(const Error& cause) const {
   int32_t count = 0;
   for (int32_t rank = 0; rank < config_.layout.shape.ranks; ++rank) {
     if (rank == peers_.rank) continue;
-    auto* header = static_cast<kernels::MessageHeader*>(const_cast<void*>(OwnSlot(rank, finished_ + 1)));
+    auto* header = static_cast<kernels::MessageHeader*>(const_cast<void*>(OwnSlot(rank, exchanges_ + 1)));
     // A late peer may be writing it right now.
-    if (std::atomic_ref<int64_t>(header->sequence).load(std::memory_order_relaxed) == finished_ + 1) continue;
+    if (std::atomic_ref<int64_t>(header->sequence).load(std::memory_order_relaxed) == exchanges_ + 1) continue;
     absent += fmt::format("{}{}", absent.empty() ? "" : ", ", rank);
     ++count;
   }
   if (count == 0) return cause;
-  return Error{cause.code,
-               fmt::format("moe {} (channel {}, exchange {}): rank {} waited {} s for rank(s) {}; {} of {} "
-                           "ranks came. {}",
-                           NameOf(current_->kind_), index_, finished_ + 1, peers_.rank, config_.timeout_us * 1e-6,
-                           absent, config_.layout.shape.ranks - count, config_.layout.shape.ranks, cause.message)};
+  return Error{cause.code, fmt::format("{}: rank {} waited {} s for rank(s) {}; {} of {} ranks came. {}",
+                                       NameOfCurrent(), peers_.rank, config_.timeout_us * 1e-6, absent,
+                                       config_.layout.shape.ranks - count, config_.layout.shape.ranks, cause.message)};
+}
+
+std::string Channel::NameOfCurrent() const {
+  const int32_t rounds = current_->rounds();
+  std::string round;
+  if (rounds == 0) round = fmt::format(", round {}", round_ + 1);
+  if (rounds > 1) round = fmt::format(", round {} of {}", round_ + 1, rounds);
+  return fmt::format("moe {} (channel {}, call {}{})", NameOf(current_->kind_), index_, finished_ + 1, round);
 }
 
 void* Channel::StagingSlot(int32_t rank, int64_t sequence) const {

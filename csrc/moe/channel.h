@@ -1,14 +1,16 @@
-// One channel of one rank: exchanges with all ranks of the context, one after the other.
+// One channel of one rank: exchanges with all ranks of the context, one after the other. A call takes one of them, or
+// one for each of its rounds (kernels/rounds.h).
 //
 // The exchange rule. Exchange n uses the slots and the immediate of n's parity, and every pair of ranks exchanges one
 // immediate. A rank packs exchange n + 1 only after it has unpacked exchange n. So when B's message n + 1 is at A, B
 // has unpacked n, and A may write n + 2 into B's slots of n's parity: no barrier is ever sent. Counting is safe for
 // the same reason: while A waits for the immediates of n, no peer can send those of n + 2, which share the id.
 //
-// Which call is exchange n: the ranks may start independent calls in different orders, so rank 0 numbers them in the
-// order in which they start there and announces it (announcement_ring.h). A call that starts elsewhere waits for its
-// number, then for its turn. Neither wait holds a thread, and nothing else waits for a call but what needs its result:
-// a program may run its calls one after the other or all at once.
+// Which call is next: the ranks may start independent calls in different orders, so rank 0 numbers them in the order in
+// which they start there and announces it (announcement_ring.h). All ranks run the calls in this order, and know after
+// the first round how many a call takes: so they agree on the numbers of exchanges, too. A call that starts elsewhere
+// waits for its number, then for its turn. Neither wait holds a thread, and nothing else waits for a call but what
+// needs its result: a program may run its calls one after the other or all at once.
 //
 // Everything below runs on the context's strand; only Submit and the worker's callbacks come from outside.
 #ifndef JAX_FABRIC_MOE_CHANNEL_H_
@@ -80,8 +82,10 @@ class Channel {
 
   void Advance();
   bool StartNext();
-  Status Send(ExchangeOperation& operation);
+  bool TakeNext(int64_t number);
+  Status Send();
   bool FinishCurrent();
+  Status UnpackCurrent();
   Status CheckMessages(const void* const* slots) const;
   Status CheckCapacity(const void* const* slots) const;
   void OnArrival(Signal& signal);
@@ -91,6 +95,7 @@ class Channel {
   Error NameAbsentRanks(const Error& cause) const;
   Error NameBlockedTurn() const;
   Error NameRank0(const Error& cause) const;
+  std::string NameOfCurrent() const;
   void* StagingSlot(int32_t rank, int64_t sequence) const;
   const void* OwnSlot(int32_t source, int64_t sequence) const;
   kernels::MessageStamp StampOf(int64_t sequence, uint64_t signature) const;
@@ -108,10 +113,14 @@ class Channel {
   TicketBook tickets_;
   OperationList unnumbered_;
   OperationList numbered_;                // waiting for their turn
-  ExchangeOperation* current_ = nullptr;  // packed: exchange finished_ + 1
-  bool arrived_ = false;                  // all messages of current_ are here
-  int64_t finished_ = 0;                  // last exchange that is unpacked here
+  int64_t finished_ = 0;                  // last call that has ended here
+  int64_t exchanges_ = 0;                 // last exchange that is unpacked here
+  ExchangeOperation* current_ = nullptr;  // call finished_ + 1
+  int32_t round_ = 0;                     // of current_
+  bool packed_ = false;                   // exchange exchanges_ + 1 is, for this round
+  bool arrived_ = false;                  // all its messages are here
   uint64_t signature_ = 0;                // of current_
+  Deadline deadline_;                     // of current_, all rounds together
   std::vector<void*> send_slots_;
   std::vector<const void*> receive_slots_;
   std::vector<int64_t> message_bytes_;

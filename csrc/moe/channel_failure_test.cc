@@ -108,7 +108,7 @@ TEST_P(ChannelFailure, AbsentRanksAreNamed) {
       for (PatternExchange* operation : waiting) {
         EXPECT_EQ(operation->error().code, ErrorCode::kDeadlineExceeded);
         EXPECT_TRUE(Contains(*operation, each.names)) << operation->error().message;
-        EXPECT_TRUE(Contains(*operation, fmt::format("exchange {})", exchanges_before + 1)));
+        EXPECT_TRUE(Contains(*operation, fmt::format("call {})", exchanges_before + 1)));
         EXPECT_EQ(operation->finishes(), 1);
       }
       // The other channel goes on, this one stays as it is.
@@ -126,6 +126,85 @@ TEST_P(ChannelFailure, AbsentRanksAreNamed) {
       }
       fabric_.reset();
     }
+  }
+}
+
+// In the middle of a call: which round, of how many, and who. The deadline is that of the whole call.
+TEST_P(ChannelFailure, AbsentInALaterRound) {
+  for (const bool rounds_known : {false, true}) {
+    for (const int32_t last_round : {1, 2, 4}) {
+      SCOPED_TRACE(fmt::format("known {} rounds {}", rounds_known, last_round));
+      Start(3);
+      ExchangeAll(100);
+      PatternCall call = Call(1);
+      call.rounds = 5;
+      call.rounds_known = rounds_known;
+      PatternCall shorter = call;
+      shorter.rounds = last_round;
+      std::vector<PatternExchange*> waiting = {&Submit(0, call), &Submit(1, call)};
+      PatternExchange& absent = Submit(2, shorter);
+      WaitForAll(waiting);
+      EXPECT_TRUE(absent.ok()) << absent.error().message;
+      for (const PatternExchange* each : waiting) {
+        EXPECT_EQ(each->error().code, ErrorCode::kDeadlineExceeded);
+        EXPECT_TRUE(Contains(*each, fmt::format("(channel 0, call 2, round {} of 5)", last_round + 1)))
+            << each->error().message;
+        EXPECT_TRUE(Contains(*each, "for rank(s) 2; 2 of 3 ranks came")) << each->error().message;
+        EXPECT_EQ(each->packs(), last_round + 1);
+        EXPECT_EQ(each->damage(), "");
+      }
+      // The channel is poisoned in the middle of a call; the other one goes on.
+      PatternExchange& late = Submit(0, Call(2));
+      EXPECT_EQ(late.error().message, waiting[0]->error().message);
+      EXPECT_EQ(late.packs(), 0);
+      ExchangeAll(9, 1);
+      fabric_.reset();
+    }
+  }
+}
+
+// Rounds that each come in time do not put off the deadline.
+TEST_P(ChannelFailure, DeadlineIsOfTheWholeCall) {
+  Start(2);
+  PatternCall call = Call(1);
+  call.rounds = 1000;
+  const std::vector<PatternExchange*> both = {&Submit(0, call), &Submit(1, call)};
+  int64_t slept_us = 0;
+  while (!Finished(both) && slept_us < 5'000'000) {
+    fabric_->StepAll(2);
+    fabric_->Sleep(20'000);
+    slept_us += 20'000;
+  }
+  ASSERT_TRUE(Finished(both));
+  EXPECT_GE(slept_us, 900'000);
+  EXPECT_LE(slept_us, 1'500'000);
+  int failures = 0;
+  for (const PatternExchange* each : both) {
+    EXPECT_GT(each->packs(), 5);
+    EXPECT_LT(each->packs(), 1000);
+    failures += each->error().code == ErrorCode::kDeadlineExceeded;
+  }
+  EXPECT_EQ(failures, 2);
+}
+
+// A rank that is closed in the middle of its rounds ends its own call at once; the others end theirs at the deadline.
+TEST_P(ChannelFailure, ClosedBetweenRounds) {
+  Start(3, 1);
+  PatternCall call = Call(1);
+  call.rounds = 1000;
+  std::vector<PatternExchange*> all;
+  for (int32_t rank = 0; rank < 3; ++rank) all.push_back(&Submit(rank, call));
+  ASSERT_TRUE(fabric_->StepUntil([&] { return all[2]->packs() > 20; }));
+  EXPECT_TRUE(fabric_->StepUntil([&] { return fabric_->context(2).Close(fabric_->In(0)); }));
+  EXPECT_TRUE(all[2]->finished());
+  EXPECT_EQ(all[2]->error().code, ErrorCode::kCancelled);
+  EXPECT_FALSE(all[0]->finished());
+  WaitForAll(all);
+  for (const int32_t rank : {0, 1}) {
+    EXPECT_EQ(all[rank]->error().code, ErrorCode::kDeadlineExceeded);
+    EXPECT_TRUE(Contains(*all[rank], "of 1000): rank")) << all[rank]->error().message;
+    EXPECT_EQ(all[rank]->finishes(), 1);
+    EXPECT_EQ(all[rank]->damage(), "");
   }
 }
 

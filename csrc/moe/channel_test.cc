@@ -62,6 +62,8 @@ std::vector<Call> RandomProgram(std::mt19937_64& random, int32_t channels, int32
     call.pattern.pattern = random();
     call.pattern.rows = random() % 4 == 0 ? 0 : -1;
     call.pattern.check_rows = random() % 2 == 0;
+    if (random() % 3 == 0) call.pattern.rounds = 1 + random() % 5;
+    call.pattern.rounds_known = random() % 2 == 0;
     call.channel = static_cast<int32_t>(random() % channels);
     const auto size = static_cast<int32_t>(program.size());
     if (size > 0 && (style == 2 || (style == 1 && random() % 3 == 0))) {
@@ -110,6 +112,8 @@ class Execution {
     operations_[rank][i] = std::make_unique<PatternExchange>(fabric_.context(rank).config().layout, call.pattern);
     fabric_.channel(rank, call.channel).Submit(operations_[rank][i].get());
   }
+
+  const PatternExchange& operation(int32_t rank, size_t i) const { return *operations_[rank][i]; }
 
   bool Done() const {
     for (const auto& operations : operations_) {
@@ -224,6 +228,7 @@ TEST_P(PathTest, NoRowsAndManyInTurn) {
     program[i].pattern.run = i;
     program[i].pattern.pattern = i;
     program[i].pattern.rows = i % 2 == 0 ? 0 : 4;
+    program[i].pattern.rounds = 1 + i % 3;
   }
   Execution run(fabric, program);
   for (size_t i = 0; i < program.size(); ++i) {
@@ -244,6 +249,28 @@ TEST(Channel, OneRank) {
   for (size_t i = 0; i < program.size(); ++i) run.Submit(0, i);
   EXPECT_TRUE(run.Done());
   run.Check(1);
+}
+
+// Two calls of many rounds on two channels go on side by side: neither waits for the other one's last round.
+TEST_P(PathTest, RoundsOfTwoChannelsOverlap) {
+  MoeFabric fabric(Options(3), SmallConfig(3, 2));
+  fabric.Connect();
+  std::vector<Call> program(2);
+  for (int32_t i = 0; i < 2; ++i) {
+    program[i] = {.pattern = {.site = {static_cast<uint64_t>(i + 1), 5}, .pattern = 7u + i, .rounds = 40},
+                  .channel = i};
+  }
+  Execution run(fabric, program);
+  for (int32_t rank = 0; rank < 3; ++rank) {
+    for (const size_t i : {0, 1}) run.Submit(rank, rank == 1 ? 1 - i : i);
+  }
+  const auto packs = [&](size_t call) { return run.operation(0, call).packs(); };
+  EXPECT_TRUE(fabric.StepUntil([&] { return packs(0) > 10; }));
+  EXPECT_LT(packs(0), 40);
+  EXPECT_GT(packs(1), 5);
+  EXPECT_LT(packs(1), 40);
+  EXPECT_TRUE(fabric.StepUntil([&] { return run.Done(); }));
+  run.Check(2);
 }
 
 TEST(Channel, ManyRanks) {

@@ -98,7 +98,7 @@ Status Context::AddPeer(int32_t rank, ByteView introduction) {
   if (fields.config_hash != config_.Hash()) {
     return MakeError(ErrorCode::kInvalidArgument,
                      "rank {} has another expert-parallel configuration than rank {}: num_experts, top_k, max_tokens, "
-                     "hidden, dtypes, capacity, channels and on_overflow must be equal on all ranks",
+                     "private_tokens, hidden, dtypes, capacity, channels and on_overflow must be equal on all ranks",
                      rank, table_.rank);
   }
   JF_ASSIGN_OR_RETURN(const uint64_t process, ProcessId());

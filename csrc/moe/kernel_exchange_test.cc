@@ -62,6 +62,7 @@ WorldConfig RandomWorld(int32_t ranks, std::mt19937_64& random) {
   config.max_tokens = 6;
   config.top_k = 1 + random() % std::min(config.experts, 4);
   config.hidden = 1 + random() % 20;
+  if (random() % 2 == 0) config.private_tokens = 1 + random() % config.max_tokens;
   config.routing = kernels::testing::kAllRoutings[random() % std::size(kernels::testing::kAllRoutings)];
   config.dispatch_type = random() % 2 == 0 ? kernels::ElementType::kFloat32 : kernels::ElementType::kBfloat16;
   return config;
@@ -330,7 +331,7 @@ TEST(KernelExchangeOverflow, RaisedOnAllRanks) {
         }
         EXPECT_EQ(each->error.code, ErrorCode::kResourceExhausted);
         EXPECT_EQ(each->error.message,
-                  "moe dispatch (channel 0, exchange 1): 18 rows were routed to the experts of rank 2, and capacity=7 "
+                  "moe dispatch (channel 0, call 1): 18 rows were routed to the experts of rank 2, and capacity=7 "
                   "rows. Raise capacity, or pass on_overflow=\"drop\".");
       }
       EXPECT_EQ(world.rank(2).dropped, drop ? 11 : -1);

@@ -24,6 +24,7 @@ Status MoeConfig::Validate() const {
   JF_RETURN_IF_ERROR(check(s.experts_per_rank == (s.experts + s.ranks - 1) / s.ranks, "experts_per_rank",
                            s.experts_per_rank, "ceil(num_experts / ranks)"));
   JF_RETURN_IF_ERROR(check(s.max_tokens >= 1, "max_tokens", s.max_tokens, "at least 1"));
+  JF_RETURN_IF_ERROR(check(s.private_tokens >= 1, "private_tokens", s.private_tokens, "at least 1"));
   JF_RETURN_IF_ERROR(check(s.top_k >= 1 && s.top_k <= s.experts, "top_k", s.top_k, "in [1, num_experts]"));
   JF_RETURN_IF_ERROR(check(s.hidden >= 1, "hidden", s.hidden, "at least 1"));
   JF_RETURN_IF_ERROR(check(s.capacity >= 1 && s.capacity <= INT32_MAX, "capacity", s.capacity, "in [1, 2^31)"));
@@ -40,6 +41,7 @@ uint64_t MoeConfig::Hash() const {
                             s.top_k,
                             s.hidden,
                             s.capacity,
+                            s.MessageRows(),
                             static_cast<int64_t>(layout.dispatch_type),
                             static_cast<int64_t>(layout.combine_type),
                             channels,

@@ -36,6 +36,8 @@ TEST(MoeConfig, AcceptsWhatIsLegal) {
       [](MoeConfig& c) { Shape(c).rank = 0; },
       [](MoeConfig& c) { Shape(c).rank = 2; },
       [](MoeConfig& c) { Shape(c).max_tokens = 1; },
+      [](MoeConfig& c) { Shape(c).private_tokens = 1; },
+      [](MoeConfig& c) { Shape(c).private_tokens = 16; },
       [](MoeConfig& c) { Shape(c).top_k = 8; },
       [](MoeConfig& c) { Shape(c).hidden = 1; },
       [](MoeConfig& c) { Shape(c).capacity = 1; },
@@ -63,6 +65,7 @@ TEST(MoeConfig, NamesTheArgumentAndTheValue) {
       {[](MoeConfig& c) { Shape(c).experts = 0; }, "num_experts=0: must be at least 1"},
       {[](MoeConfig& c) { Shape(c).experts_per_rank = 4; }, "experts_per_rank=4: must be ceil(num_experts / ranks)"},
       {[](MoeConfig& c) { Shape(c).max_tokens = 0; }, "max_tokens=0: must be at least 1"},
+      {[](MoeConfig& c) { Shape(c).private_tokens = 0; }, "private_tokens=0: must be at least 1"},
       {[](MoeConfig& c) { Shape(c).top_k = 0; }, "top_k=0: must be in [1, num_experts]"},
       {[](MoeConfig& c) { Shape(c).top_k = 9; }, "top_k=9: must be in [1, num_experts]"},
       {[](MoeConfig& c) { Shape(c).hidden = 0; }, "hidden=0: must be at least 1"},
@@ -84,7 +87,8 @@ TEST(MoeConfig, NamesTheArgumentAndTheValue) {
 
 // Every rank computes the same, and everything that changes the meaning of a message changes it.
 TEST(MoeConfig, Hash) {
-  const std::vector<Change> same = {[](MoeConfig& c) { Shape(c).rank = 2; }, [](MoeConfig& c) { c.timeout_us = 5; }};
+  const std::vector<Change> same = {[](MoeConfig& c) { Shape(c).rank = 2; }, [](MoeConfig& c) { c.timeout_us = 5; },
+                                    [](MoeConfig& c) { Shape(c).private_tokens = 16; }};
   const std::vector<Change> other = {
       [](MoeConfig& c) { Shape(c).ranks = 4; },
       [](MoeConfig& c) { Shape(c).experts = 9; },
@@ -93,6 +97,7 @@ TEST(MoeConfig, Hash) {
       [](MoeConfig& c) { Shape(c).top_k = 3; },
       [](MoeConfig& c) { Shape(c).hidden = 65; },
       [](MoeConfig& c) { Shape(c).capacity = 97; },
+      [](MoeConfig& c) { Shape(c).private_tokens = 15; },
       [](MoeConfig& c) { c.layout.dispatch_type = kernels::ElementType::kBfloat16; },
       [](MoeConfig& c) { c.layout.combine_type = kernels::ElementType::kBfloat16; },
       [](MoeConfig& c) { c.channels = 3; },

@@ -1,5 +1,5 @@
-// One exchange as its caller asks for it. It belongs to the channel from submission until Finish, which the channel
-// calls exactly once.
+// One call as its caller asks for it: one exchange, or one for each round. It belongs to the channel from submission
+// until Finish, which the channel calls exactly once.
 #ifndef JAX_FABRIC_MOE_OPERATION_H_
 #define JAX_FABRIC_MOE_OPERATION_H_
 
@@ -24,15 +24,18 @@ class ExchangeOperation {
       : site_(site), run_(run), kind_(kind), signature_(signature) {}
   virtual ~ExchangeOperation() = default;
 
-  // All on the channel's strand, in this order; none may block or run a user's code.
+  // All on the channel's strand, Pack and Unpack of each round in turn; none may block or run a user's code.
   // Fills this rank's message for each rank, in its slot or a staging buffer.
-  virtual void Pack(const kernels::MessageStamp& stamp, void* const* slots, int64_t* message_bytes) = 0;
+  virtual void Pack(int32_t round, const kernels::MessageStamp& stamp, void* const* slots, int64_t* message_bytes) = 0;
   // Batches in one exchange, each with the context's capacity.
   virtual int32_t elements() const = 0;
-  // How many rows the source must have sent, or -1 when only its message knows.
-  virtual int64_t RowsOf(int32_t source) const = 0;
+  // What the source must have sent.
+  virtual kernels::ExpectedRows RowsOf(int32_t round, int32_t source) const = 0;
   // All messages have come and passed CheckMessage.
-  virtual Status Unpack(const void* const* slots) = 0;
+  virtual Status Unpack(int32_t round, const void* const* slots) = 0;
+  // How many rounds the call takes, the same on all ranks; 0 as long as that is not known, at most until the first
+  // Unpack.
+  virtual int32_t rounds() const = 0;
   // `error` is null on success and valid only during the call. The operation may delete itself.
   virtual void Finish(const Error* error) = 0;
   // Of an operation in two halves (started_exchange.h): takes the second one, or refuses what is not its own. It can be
@@ -41,7 +44,7 @@ class ExchangeOperation {
   virtual bool can_unpack() const { return true; }
 
   kernels::ExchangeKind kind() const { return kind_; }
-  // The exchange's number on its channel, from Pack on.
+  // The call's number on its channel, from Pack on.
   int64_t sequence() const { return sequence_; }
 
  private:

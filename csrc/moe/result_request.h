@@ -35,18 +35,21 @@ class ResultRequest {
   Channel* channel_ = nullptr;
 };
 
-// Of kDispatch with DispatchReceiveArgs, or of kCombine with CombineReceiveArgs.
-template <typename ReceiveArgs>
+// Of kDispatch with the arguments of dispatch, or of kCombine with those of combine.
+template <typename SendArgs, typename ReceiveArgs>
 class KernelResultRequest : public ResultRequest {
  public:
-  KernelResultRequest(kernels::ExchangeKind kind, int32_t sequence, void (*receive)(const ReceiveArgs&),
-                      const ReceiveArgs& receive_args)
-      : ResultRequest(kind, sequence), receive_(receive), receive_args_(receive_args) {}
+  // `send_args` are those of the start, or at least what rounds after the first one need.
+  KernelResultRequest(kernels::ExchangeKind kind, int32_t sequence, const SendArgs& send_args,
+                      void (*receive)(const ReceiveArgs&), const ReceiveArgs& receive_args)
+      : ResultRequest(kind, sequence), send_args_(send_args), receive_(receive), receive_args_(receive_args) {}
 
+  const SendArgs& send_args() const { return send_args_; }
   void (*receive() const)(const ReceiveArgs&) { return receive_; }
   const ReceiveArgs& receive_args() const { return receive_args_; }
 
  private:
+  const SendArgs send_args_;
   void (*const receive_)(const ReceiveArgs&);
   const ReceiveArgs receive_args_;
 };

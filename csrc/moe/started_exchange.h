@@ -1,5 +1,6 @@
 // An exchange in two halves: it is sent when it starts, and what arrives waits in the slots until somebody asks for it.
-// Until then its channel goes no further, so exchanges that are in flight at once need channels of their own.
+// Until then its channel goes no further, so exchanges that are in flight at once need channels of their own. The first
+// half sends the first round; whatever rounds follow belong to the second one, which has the operands once more.
 #ifndef JAX_FABRIC_MOE_STARTED_EXCHANGE_H_
 #define JAX_FABRIC_MOE_STARTED_EXCHANGE_H_
 
@@ -12,7 +13,7 @@ namespace jax_fabric::moe {
 class StartListener {
  public:
   virtual ~StartListener() = default;
-  // Once, on the channel's strand. Null: the exchange is packed, its operands may go, and `sequence` is what a
+  // Once, on the channel's strand. Null: the first round is packed, the operands may go, and `sequence` is what a
   // ResultRequest must name. The listener may delete itself.
   virtual void Started(const Error* error, int64_t sequence) = 0;
 };
@@ -27,15 +28,15 @@ class StartedExchange final : public KernelExchange<SendArgs, ReceiveArgs> {
                   void (*send)(const SendArgs&), const SendArgs& send_args, StartListener* listener)
       : Base(site, run, kind, signature, {send, send_args, nullptr, {}}), listener_(listener) {}
 
-  void Pack(const kernels::MessageStamp& stamp, void* const* slots, int64_t* message_bytes) override {
-    Base::Pack(stamp, slots, message_bytes);
-    std::exchange(listener_, nullptr)->Started(nullptr, this->sequence());
+  void Pack(int32_t round, const kernels::MessageStamp& stamp, void* const* slots, int64_t* message_bytes) override {
+    Base::Pack(round, stamp, slots, message_bytes);
+    if (round == 0) std::exchange(listener_, nullptr)->Started(nullptr, this->sequence());
   }
 
   bool Attach(ResultRequest& request) override {
     if (request_ != nullptr || request.kind() != this->kind()) return false;
-    const auto& results = static_cast<const KernelResultRequest<ReceiveArgs>&>(request);
-    this->SetReceive(results.receive(), results.receive_args());
+    const auto& half = static_cast<const KernelResultRequest<SendArgs, ReceiveArgs>&>(request);
+    this->SetSecondHalf(half.send_args(), half.receive(), half.receive_args());
     request_ = &request;
     return true;
   }

@@ -28,6 +28,8 @@ PatternCall CallOf(uint64_t serial) {
   call.site = {serial, 5};
   call.pattern = serial;
   call.kind = serial % 2 == 0 ? ExchangeKind::kCombine : ExchangeKind::kRedispatch;
+  call.rounds = 1 + serial % 4;
+  call.rounds_known = serial % 3 == 0;
   return call;
 }
 
@@ -69,7 +71,7 @@ class StartedExchangeTest : public ::testing::TestWithParam<Mapping> {
     for (const StartedPattern* each : all) {
       EXPECT_EQ(each->starts(), 1);
       EXPECT_EQ(each->ends(), 1);
-      EXPECT_EQ(each->packs(), 1);
+      EXPECT_EQ(each->packs(), each->rounds());
       EXPECT_EQ(each->error().message, "");
       EXPECT_EQ(each->damage(), "");
     }
@@ -169,8 +171,7 @@ TEST_P(StartedExchangeTest, WhatDoesNotFitIsRefusedAndTheChannelGoesOn) {
       mine.Done(channel, number, kind);
       ASSERT_EQ(mine.ends(), ++ends);
       EXPECT_EQ(mine.error().code, ErrorCode::kFailedPrecondition);
-      EXPECT_NE(mine.error().message.find("no exchange " + std::to_string(number) + " was started here"),
-                std::string::npos)
+      EXPECT_NE(mine.error().message.find("no call " + std::to_string(number) + " was started here"), std::string::npos)
           << mine.error().message;
     }
     mine.Done(fabric_->channel(rank, 1));
@@ -236,7 +237,7 @@ TEST_P(StartedExchangeTest, AStartBehindOneThatNobodyEndsSaysSo) {
   fabric_->Sleep(fabric_->context(0).config().timeout_us);
   ASSERT_TRUE(fabric_->StepUntil([&] { return Started(second); }));
   for (const StartedPattern* each : second) {
-    EXPECT_NE(each->start_error().message.find("exchange 1 was started on this rank and nobody has called its done"),
+    EXPECT_NE(each->start_error().message.find("call 1 was started on this rank and nobody has called its done"),
               std::string::npos)
         << each->start_error().message;
   }

@@ -23,6 +23,7 @@ class MoeBenchConfig:
       dtype: of the rows.
       top_k: K, experts of each token.
       experts: E, over all ranks.
+      private_tokens: see ``ExpertParallelConfig``; None: ``tokens``.
       peers: to measure against, out of :data:`PEERS`.
       repetitions: timed calls of each contender.
       small_repetitions: the same where a call moves almost nothing.
@@ -38,6 +39,7 @@ class MoeBenchConfig:
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     top_k: int = 8
     experts: int = 64
+    private_tokens: int | None = None
     peers: tuple[str, ...] = PEERS_OF_ONE_PROCESS
     repetitions: int = 9
     small_repetitions: int = 60
@@ -62,6 +64,10 @@ class MoeBenchConfig:
             )
         if self.top_k > self.experts:
             raise ValueError(f"top_k ({self.top_k}) is more than experts ({self.experts})")
+        if self.private_tokens is not None and self.private_tokens > self.tokens:
+            raise ValueError(
+                f"private_tokens ({self.private_tokens}) is more than tokens ({self.tokens})"
+            )
         if self.dtype not in ("float32", "bfloat16", "float16"):
             raise ValueError(f"dtype is {self.dtype!r}; it must be float32, bfloat16 or float16")
         accepted = PEERS_OF_ONE_PROCESS if self.processes == 1 else PEERS_OF_PROCESSES
@@ -84,7 +90,8 @@ class MoeBenchConfig:
         """What was measured, for the rows."""
         ranks = f"{self.ranks} ranks" if self.ranks != 1 else "1 rank"
         processes = f"{self.processes} processes" if self.processes != 1 else "1 process"
+        private_tokens = "" if self.private_tokens is None else f", P {self.private_tokens}"
         return (
             f"{ranks}, {processes}, T {self.tokens}, H {self.hidden} {self.dtype}, "
-            f"K {self.top_k}, E {self.experts}"
+            f"K {self.top_k}, E {self.experts}{private_tokens}"
         )

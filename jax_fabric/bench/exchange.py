@@ -95,6 +95,7 @@ def expert_parallel(config: MoeBenchConfig, fabric: Fabric) -> moe.ExpertParalle
         num_experts=config.experts,
         top_k=config.top_k,
         max_tokens=config.tokens,
+        private_tokens=config.private_tokens,
         hidden=config.hidden,
         dtype=jnp.dtype(config.dtype),
     )

@@ -109,7 +109,7 @@ def _measure_exchange(
     exchange.check(config, ours, peers)
 
     rows_received = exchange.over_ranks(
-        mesh, lambda *arguments: context.dispatch(*arguments).routes.rows
+        mesh, lambda *arguments: context.dispatch(*arguments).routes.received()
     )
     moved = _sum(rows_received(*operands.of_call(0)))
     needed = exchange.rows_needed(config, operands.experts[0])

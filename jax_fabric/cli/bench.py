@@ -36,6 +36,7 @@ _NUMBERS = (
     ("--hidden", "hidden", "elements of a token's row"),
     ("--top-k", "top_k", "experts of each token"),
     ("--experts", "experts", "experts over all ranks"),
+    ("--private-tokens", "private_tokens", "rows from rank to rank at once; None: tokens"),
     ("--repetitions", "repetitions", "timed calls of each contender"),
     ("--seed", "seed", "of rows and routings"),
 )

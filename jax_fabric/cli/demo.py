@@ -38,6 +38,7 @@ _NUMBERS = (
     ("--hidden", "hidden", "elements of a token's row"),
     ("--experts", "experts", "experts of each layer, over all ranks"),
     ("--top-k", "top_k", "experts of each token"),
+    ("--private-tokens", "private_tokens", "rows from rank to rank at once; None: tokens"),
     ("--layers", "layers", "transformer blocks"),
     ("--steps", "steps", "training steps"),
     ("--seed", "seed", "of parameters and batches"),

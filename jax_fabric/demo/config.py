@@ -20,6 +20,7 @@ class DemoConfig:
       experts: E, experts of each layer, over all ranks.
       top_k: K, experts of each token.
       layers: transformer blocks.
+      private_tokens: see ``ExpertParallelConfig``; None: ``tokens``.
       steps: of training.
       dtype: of activations; parameters and sums are float32.
       learning_rate: of Adam.
@@ -36,6 +37,7 @@ class DemoConfig:
     experts: int = 16
     top_k: int = 2
     layers: int = 2
+    private_tokens: int | None = None
     steps: int = 60
     dtype: Literal["float32", "bfloat16"] = "float32"
     learning_rate: float = 5e-3
@@ -62,6 +64,10 @@ class DemoConfig:
             )
         if self.top_k > self.experts:
             raise ValueError(f"top_k ({self.top_k}) is more than experts ({self.experts})")
+        if self.private_tokens is not None and self.private_tokens > self.tokens:
+            raise ValueError(
+                f"private_tokens ({self.private_tokens}) is more than tokens ({self.tokens})"
+            )
         if self.dtype not in ("float32", "bfloat16"):
             raise ValueError(f"dtype is {self.dtype!r}; it must be float32 or bfloat16")
 

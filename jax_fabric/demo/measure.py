@@ -114,7 +114,7 @@ def _traffic(config: DemoConfig, result: Any, experts: np.ndarray) -> Traffic:
     """Counts rows; experts int32[N, T, K] name each expert of a token once."""
     ranks = experts // config.experts_per_rank
     needed = sum(len(np.unique(of_token)) for of_token in ranks.reshape(-1, config.top_k))
-    moved = checks.gather(result.routes.rows).sum()
+    moved = np.maximum(checks.gather(result.routes.rows), 0).sum()
     return Traffic(
         rows_moved=int(moved),
         rows_needed=int(needed),

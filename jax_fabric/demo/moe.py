@@ -85,6 +85,7 @@ def run(config: DemoConfig, output: Output) -> bool:
             num_experts=config.experts,
             top_k=config.top_k,
             max_tokens=config.tokens,
+            private_tokens=config.private_tokens,
             hidden=config.hidden,
             dtype=jnp.dtype(config.dtype),
         )

@@ -93,8 +93,8 @@ def _dispatch_rows(
     """One exchange for a batch of ``elements``; under vmap the batch grows.
 
     x is [elements * T, H] and so are the others; of the results, tokens and weights have
-    ``capacity`` rows an element, group_sizes ``experts_per_rank``, dropped one. positions and rows
-    belong to all.
+    ``capacity`` rows an element, group_sizes ``experts_per_rank``, dropped one. token_ends,
+    positions and rows belong to all.
     """
     config = site.config
     if x.shape[0] > config.max_tokens:
@@ -118,8 +118,9 @@ def _dispatch_rows(
                 ((1,), jnp.int32),
                 ((x.shape[0], config.num_ranks), jnp.int32),
                 ((x.shape[0], config.top_k), jnp.int32),
+                ((config.max_rounds,), jnp.int32),
                 ((config.num_ranks, config.max_tokens, config.local_top_k), jnp.int32),
-                ((config.num_ranks,), jnp.int32),
+                ((config.num_ranks, config.max_rounds), jnp.int32),
             ),
             zero_padding=site.zero_padding,
             **site.attributes(),
@@ -129,7 +130,7 @@ def _dispatch_rows(
     def _(axis_size: int, batched: Sequence[bool], *operands: jax.Array) -> Any:
         operands = [_folded(each) for each in _all_batched(axis_size, batched, operands)]
         out = _dispatch_rows(site, axis_size * elements, *operands)
-        shared = (4, 7, 8)  # token, positions, rows
+        shared = (4, 7, 8, 9)  # token, token_ends, positions, rows
         return (
             tuple(
                 each if i in shared else _unfolded(each, axis_size) for i, each in enumerate(out)
@@ -159,7 +160,7 @@ def dispatch(
       after: int32[any], orders this call after the one that returned it.
 
     Returns:
-      tokens, weights, group_sizes, dropped, token, index, slot, positions, rows; see
+      tokens, weights, group_sizes, dropped, token, index, slot, token_ends, positions, rows; see
       ``routes.Dispatched``.
     """
     return named(DISPATCH_NAME, _dispatch_rows(site, 1, x, weights, experts, after))
@@ -169,8 +170,7 @@ def _dispatch_forward(
     site: Site, x: jax.Array, weights: jax.Array, experts: jax.Array, after: jax.Array
 ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
     out = dispatch.fun(site, x, weights, experts, after)
-    _, _, _, _, token, index, slot, positions, rows = out
-    return out, (after, token, index, slot, positions, rows)
+    return out, (after, *out[4:])
 
 
 def dispatch_back(
@@ -235,14 +235,15 @@ def _vmap_on_routes(
 ) -> Any:
     """One exchange for a batch whose dispatch was one exchange; else one exchange an element.
 
-    operands[routes_at:] are index, slot, positions, rows and after. index says which: a dispatch
-    under the same vmap has one for each element, and positions and rows for all of them.
+    operands[routes_at:] are index, slot, token_ends, positions, rows and after. index says which: a
+    dispatch under the same vmap has one for each element, and the last three for all of them.
     """
-    index, positions, rows, after = routes_at, routes_at + 2, routes_at + 3, routes_at + 4
-    if batched[index] and not batched[positions] and not batched[rows]:
+    index, after = routes_at, routes_at + 5
+    shared = range(routes_at + 2, after)  # token_ends, positions, rows
+    if batched[index] and not any(batched[i] for i in shared):
         whole = [
             each
-            if i in (positions, rows) or (i == after and not batched[after])
+            if i in shared or (i == after and not batched[after])
             else _folded(_all_batched(axis_size, (batched[i],), (each,))[0])
             for i, each in enumerate(operands)
         ]
@@ -270,7 +271,7 @@ def combine(
       weighted: multiply each row by its weight first.
       y: [capacity, H], rows of the experts in the order of ``tokens``.
       row_weights: float32[capacity].
-      routes: index, slot, positions, rows of the dispatch.
+      routes: index, slot, token_ends, positions, rows of the dispatch.
       token: int32[any], orders this call after those that returned it.
 
     Returns:

@@ -41,6 +41,7 @@ class ExpertParallel:
         hidden: int,
         dtype: Any = jnp.bfloat16,
         combine_dtype: Any = None,
+        private_tokens: int | None = None,
         capacity: int | None = None,
         on_overflow: Literal["error", "drop"] = "error",
         channels: int = 1,
@@ -58,6 +59,8 @@ class ExpertParallel:
           hidden: elements a row.
           dtype: of x.
           combine_dtype: of partial sums on their way back.
+          private_tokens: rows from one rank to another at once; default: ``max_tokens``. Less of
+            it is less memory, and more rounds where there are more rows.
           capacity: rows for a rank's experts at most.
           on_overflow: "error" or "drop".
           channels: exchanges that may be in flight at once.
@@ -80,6 +83,7 @@ class ExpertParallel:
             hidden=hidden,
             dtype=dtype,
             combine_dtype=combine_dtype,
+            private_tokens=private_tokens,
             capacity=capacity,
             on_overflow=on_overflow,
             channels=channels,
@@ -194,7 +198,12 @@ class ExpertParallel:
         self._check_pending("dispatch_done", pending, StartedDispatch)
         site = self._site(pending.channel, zero_padding)
         operands = compat.make_varying(
-            pending.x, pending.weights, pending.ticket, pending.index, pending.slot
+            pending.x,
+            pending.weights,
+            pending.ticket,
+            pending.index,
+            pending.slot,
+            pending.token_ends,
         )
         return _dispatched(started.finish_dispatch(site, *operands, _arrays(overlap)))
 
@@ -332,6 +341,7 @@ class ExpertParallel:
             token,
             routes.index,
             routes.slot,
+            routes.token_ends,
             routes.positions,
             routes.rows,
         )

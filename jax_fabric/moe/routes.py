@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 
 
 @jax.tree_util.register_dataclass
@@ -15,14 +16,21 @@ class Routes:
     Attributes:
       index: int32[T, N], row of a token in the message to a rank, or -1.
       slot: int32[T, K], which local expert of that row a choice became, or -1.
+      token_ends: int32[max_rounds], the first token that was left after each round.
       positions: int32[N, max_tokens, local_top_k], row in ``tokens`` of a received entry, or -1.
-      rows: int32[N], rows received from each rank.
+      rows: int32[N, max_rounds], rows received from each rank in each round; -1 where there was no
+        such round.
     """
 
     index: jax.Array
     slot: jax.Array
+    token_ends: jax.Array
     positions: jax.Array
     rows: jax.Array
+
+    def received(self) -> jax.Array:
+        """int32[N]: rows received from each rank."""
+        return jnp.maximum(self.rows, 0).sum(axis=1)
 
 
 @jax.tree_util.register_dataclass

@@ -19,7 +19,7 @@ from jax_fabric.moe.exchange import Site
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["x", "weights", "ticket", "index", "slot"],
+    data_fields=["x", "weights", "ticket", "index", "slot", "token_ends"],
     meta_fields=["channel"],
 )
 @dataclasses.dataclass(frozen=True)
@@ -27,11 +27,12 @@ class StartedDispatch:
     """A dispatch on its way; for ``ExpertParallel.dispatch_done``, once.
 
     Attributes:
-      x: [T, H], what was sent; here so that gradients reach it.
-      weights: float32[T, K], likewise.
-      ticket: int32[1], the exchange's number on its channel.
+      x: [T, H], what is sent; here for rounds after the first one, and so that gradients reach it.
+      weights: float32[T, K], for gradients.
+      ticket: int32[1], the call's number on its channel.
       index: int32[T, N], see ``Routes``.
       slot: int32[T, K], see ``Routes``.
+      token_ends: int32[max_rounds], see ``Routes``.
       channel: which it occupies until it is done.
     """
 
@@ -40,6 +41,7 @@ class StartedDispatch:
     ticket: jax.Array
     index: jax.Array
     slot: jax.Array
+    token_ends: jax.Array
     channel: int
 
 
@@ -53,11 +55,12 @@ class StartedCombine:
     """A combine on its way; for ``ExpertParallel.combine_done``, once.
 
     Attributes:
-      y: [capacity, H], what was sent; here so that gradients reach it.
+      y: [capacity, H], what is sent; here for rounds after the first one, and so that gradients
+        reach it.
       weights: float32[capacity], likewise.
-      routes: index, slot, positions and rows of the dispatch.
+      routes: index, slot, token_ends, positions and rows of the dispatch.
       token: int32[any], what the combine came after.
-      ticket: int32[1], the exchange's number on its channel.
+      ticket: int32[1], the call's number on its channel.
       channel: which it occupies until it is done.
       weighted: whether rows were multiplied by their weights.
     """
@@ -85,6 +88,13 @@ def _without_vmap(name: str, function: Callable[..., Any]) -> Callable[..., Any]
     return wrapped
 
 
+def _for_later_rounds(site: Site, *operands: jax.Array) -> tuple[jax.Array, ...]:
+    """What rounds after the first one send; nothing where there is none, so that it may go."""
+    if site.config.max_rounds > 1:
+        return operands
+    return tuple(exchange.nothing(each, each.dtype) for each in operands)
+
+
 # --- dispatch
 
 
@@ -101,14 +111,15 @@ def start_dispatch(
                 ((1,), jnp.int32),
                 ((x.shape[0], site.config.num_ranks), jnp.int32),
                 ((x.shape[0], site.config.top_k), jnp.int32),
+                ((site.config.max_rounds,), jnp.int32),
             ),
             **site.attributes(),
         )
 
     # Gradients pass through the other half.
     operands = lax.stop_gradient((x, experts, weights, after))
-    ticket, index, slot = _without_vmap("dispatch_start", start)(*operands)
-    return StartedDispatch(x, weights, ticket, index, slot, site.channel)
+    ticket, index, slot, token_ends = _without_vmap("dispatch_start", start)(*operands)
+    return StartedDispatch(x, weights, ticket, index, slot, token_ends, site.channel)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -119,23 +130,25 @@ def finish_dispatch(
     ticket: jax.Array,
     index: jax.Array,
     slot: jax.Array,
+    token_ends: jax.Array,
     overlap: tuple[jax.Array, ...],
 ) -> tuple[jax.Array, ...]:
-    """Receives the rows.
+    """Receives the rows, and sends those of rounds after the first one.
 
     Args:
       site: the call's static part.
-      x: [T, H], what was sent: only gradients need it.
-      weights: float32[T, K], likewise.
+      x: [T, H], as at the start.
+      weights: float32[T, K], as at the start: only gradients need it.
       ticket: int32[1] of the start.
       index: int32[T, N] of the start.
       slot: int32[T, K] of the start.
+      token_ends: int32[max_rounds] of the start.
       overlap: arrays that are computed first.
 
     Returns:
       What ``exchange.dispatch`` returns.
     """
-    del x, weights
+    del weights
     config = site.config
 
     def done(*operands: jax.Array) -> tuple[jax.Array, ...]:
@@ -149,14 +162,16 @@ def finish_dispatch(
                 ((1,), jnp.int32),
                 ((1,), jnp.int32),
                 ((config.num_ranks, config.max_tokens, config.local_top_k), jnp.int32),
-                ((config.num_ranks,), jnp.int32),
+                ((config.num_ranks, config.max_rounds), jnp.int32),
             ),
             zero_padding=site.zero_padding,
             **site.attributes(),
         )
 
-    *rows_and_token, positions, rows = _without_vmap("dispatch_done", done)(ticket, *overlap)
-    return exchange.named(exchange.DISPATCH_NAME, (*rows_and_token, index, slot, positions, rows))
+    later = _for_later_rounds(site, x, index, slot, token_ends)
+    *first, positions, rows = _without_vmap("dispatch_done", done)(ticket, *later, *overlap)
+    out = (*first, index, slot, token_ends, positions, rows)
+    return exchange.named(exchange.DISPATCH_NAME, out)
 
 
 def _finish_dispatch_forward(site: Site, *operands: Any) -> tuple[Any, Any]:
@@ -167,7 +182,7 @@ def _finish_dispatch_forward(site: Site, *operands: Any) -> tuple[Any, Any]:
 def _finish_dispatch_backward(site: Site, residuals: Any, cotangents: Any) -> tuple[Any, ...]:
     token, *routes = residuals
     dx, d_weights = exchange.dispatch_back(site, cotangents, tuple(routes), token)
-    return dx, d_weights, None, None, None, None
+    return dx, d_weights, None, None, None, None, None
 
 
 finish_dispatch.defvjp(_finish_dispatch_forward, _finish_dispatch_backward)
@@ -185,7 +200,7 @@ def start_combine(
     token: jax.Array,
 ) -> StartedCombine:
     """Sends the rows; see ``exchange.combine`` for the arguments."""
-    index, _, positions, rows = routes
+    index, _, _, positions, rows = routes
 
     def start(*operands: jax.Array) -> tuple[jax.Array, ...]:
         y, weights, *others = operands
@@ -214,14 +229,14 @@ def finish_combine(
     ticket: jax.Array,
     overlap: tuple[jax.Array, ...],
 ) -> jax.Array:
-    """Receives the sums.
+    """Receives the sums, and sends rounds after the first one.
 
     Args:
       site: the call's static part.
       weighted: as at the start.
-      y: [capacity, H], what was sent: only gradients need it.
-      weights: float32[capacity], likewise.
-      routes: index, slot, positions, rows of the dispatch.
+      y: [capacity, H], as at the start.
+      weights: float32[capacity], as at the start.
+      routes: index, slot, token_ends, positions, rows of the dispatch.
       token: int32[any], what the combine came after.
       ticket: int32[1] of the start.
       overlap: arrays that are computed first.
@@ -229,8 +244,8 @@ def finish_combine(
     Returns:
       What ``exchange.combine`` returns.
     """
-    del weights, token
-    index, slot, _, _ = routes
+    del token
+    index, slot, token_ends, positions, rows = routes
 
     def done(*operands: jax.Array) -> tuple[jax.Array, ...]:
         return primitives.call(
@@ -240,7 +255,9 @@ def finish_combine(
             **site.attributes(),
         )
 
-    out, _ = _without_vmap("combine_done", done)(ticket, index, slot, *overlap)
+    row_weights = weights if weighted else exchange.nothing(weights, jnp.float32)
+    later = _for_later_rounds(site, y, row_weights, positions, rows)
+    out, _ = _without_vmap("combine_done", done)(ticket, index, slot, token_ends, *later, *overlap)
     return exchange.named(exchange.COMBINE_NAME, (out,))[0]
 
 

@@ -5,57 +5,38 @@
 #include "csrc/kernels/cpu/row_ops.h"
 #include "csrc/kernels/moe_kernels.h"
 #include "csrc/kernels/moe_layout.h"
+#include "csrc/kernels/rounds.h"
 
 namespace jax_fabric::kernels {
 namespace {
 
-int64_t ChunkSize(int64_t hidden, int64_t begin) { return hidden - begin < kChunk ? hidden - begin : kChunk; }
-
 // ---- Send ----------------------------------------------------------------------------------------------------------
 
 // One row: the sum over positions[0, L), those that are none left out. The sum starts with its first term, not with 0.
-void SumExperts(const CombineSendArgs& args, const RowOps& ops, const int32_t* positions, void* to) {
-  const SlotLayout& layout = args.layout;
-  const int64_t hidden = layout.shape.hidden;
-  const int64_t local_top_k = layout.shape.LocalTopK();
-  const int y_type = static_cast<int>(args.y_type);
-  float sum[kChunk];
-  for (int64_t begin = 0; begin < hidden; begin += kChunk) {
-    const int64_t n = ChunkSize(hidden, begin);
-    bool first = true;
-    for (int64_t i = 0; i < local_top_k; ++i) {
-      const int64_t position = IndexBelow(positions[i], layout.shape.capacity);
-      if (position < 0) continue;
-      const void* from = ElementAt(args.y, args.y_type, position * hidden + begin);
-      if (args.row_weights == nullptr) {
-        (first ? ops.load : ops.add)[y_type](sum, from, n);
-      } else {
-        (first ? ops.load_scaled : ops.add_scaled)[y_type](sum, from, args.row_weights[position], n);
-      }
-      first = false;
-    }
-    ops.store[static_cast<int>(layout.combine_type)](ElementAt(to, layout.combine_type, begin), sum, n);
-  }
-}
-
-void WriteRow(const CombineSendArgs& args, const RowOps& ops, const int32_t* positions, char* to) {
+void WriteRow(const CombineSendArgs& args, const RowOps& ops, bool streamed, const int32_t* positions, char* to) {
   const SlotLayout& layout = args.layout;
   const int64_t hidden = layout.shape.hidden;
   const int64_t row_bytes = hidden * ElementBytes(layout.combine_type);
+  const bool weighted = args.row_weights != nullptr;
+  const auto visit_terms = [&](auto visit) {
+    for (int64_t i = 0; i < layout.shape.LocalTopK(); ++i) {
+      const int64_t position = IndexBelow(positions[i], layout.shape.capacity);
+      if (position < 0) continue;
+      visit(ElementAt(args.y, args.y_type, position * hidden), weighted ? args.row_weights[position] : 1.0f);
+    }
+  };
   int64_t terms = 0;
-  int64_t last = -1;
-  for (int64_t i = 0; i < layout.shape.LocalTopK(); ++i) {
-    const int64_t position = IndexBelow(positions[i], layout.shape.capacity);
-    if (position < 0) continue;
-    last = position;
+  const void* last = nullptr;
+  visit_terms([&](const void* row, float) {
+    last = row;
     ++terms;
-  }
+  });
   if (terms == 0) {
     ZeroBytes(to, 0, row_bytes);  // its experts had no room
-  } else if (terms == 1 && args.row_weights == nullptr) {
-    ConvertRow(ops, to, layout.combine_type, ElementAt(args.y, args.y_type, last * hidden), args.y_type, hidden);
+  } else if (terms == 1 && !weighted) {
+    ConvertRow(ops, to, layout.combine_type, last, args.y_type, hidden, streamed);
   } else {
-    SumExperts(args, ops, positions, to);
+    SumRow(ops, to, layout.combine_type, args.y_type, hidden, terms, weighted, streamed, visit_terms);
   }
   ZeroRowPadding(to, row_bytes, layout.CombineRowBytes());
 }
@@ -76,24 +57,40 @@ void WriteScalars(const CombineSendArgs& args, const int32_t* positions, int64_t
 class Receiver {
  public:
   explicit Receiver(const CombineReceiveArgs& args)
-      : args_(args), shape_(args.layout.shape), type_(args.layout.combine_type), ops_(GetRowOps()) {}
+      : args_(args),
+        shape_(args.layout.shape),
+        type_(args.layout.combine_type),
+        ops_(GetRowOps()),
+        tokens_(TokensInRound(shape_, args.route, args.t_rows, args.round)),
+        streamed_(VolumeOf(shape_, args.route, tokens_).PastCaches(args.layout.CombineRowBytes(), args.cache_bytes)) {}
+
+  ~Receiver() {
+    if (streamed_) ops_.finish_streamed();
+  }
+
+  // Those whose rows are here.
+  const IndexRange& tokens() const { return tokens_; }
 
   void WriteToken(int64_t t) const {
     void* to = ElementAt(args_.out, args_.out_type, t * shape_.hidden);
+    const auto visit_terms = [&](auto visit) {
+      for (int64_t r = 0; r < shape_.ranks; ++r) {
+        const char* row = RowFrom(r, t);
+        if (row != nullptr) visit(row, 1.0f);
+      }
+    };
     int64_t terms = 0;
     const void* last = nullptr;
-    for (int64_t r = 0; r < shape_.ranks; ++r) {
-      const void* row = RowFrom(r, t);
-      if (row == nullptr) continue;
+    visit_terms([&](const void* row, float) {
       last = row;
       ++terms;
-    }
+    });
     if (terms == 0) {
       ZeroBytes(to, 0, shape_.hidden * ElementBytes(args_.out_type));
     } else if (terms == 1) {
-      ConvertRow(ops_, to, args_.out_type, last, type_, shape_.hidden);
+      ConvertRow(ops_, to, args_.out_type, last, type_, shape_.hidden, streamed_);
     } else {
-      SumRanks(t, to);
+      SumRow(ops_, to, args_.out_type, type_, shape_.hidden, terms, /*scaled=*/false, streamed_, visit_terms);
     }
   }
 
@@ -115,7 +112,9 @@ class Receiver {
  private:
   // Row of token t in the message from a rank. A message is never read past the rows that it says it has.
   int64_t Index(int64_t rank, int64_t t) const {
-    return IndexBelow(args_.route.index[t * shape_.ranks + rank], HeaderOf(args_.slots[rank]).rows);
+    const MessageHeader& header = HeaderOf(args_.slots[rank]);
+    const int64_t row = int64_t{args_.route.index[t * shape_.ranks + rank]} - header.first_row;
+    return row >= 0 && row < header.rows ? row : -1;
   }
 
   const char* RowFrom(int64_t rank, int64_t t) const {
@@ -125,25 +124,12 @@ class Receiver {
     return At<char>(slot, HeaderOf(slot).payload_offset + index * args_.layout.CombineRowBytes());
   }
 
-  void SumRanks(int64_t t, void* to) const {
-    float sum[kChunk];
-    for (int64_t begin = 0; begin < shape_.hidden; begin += kChunk) {
-      const int64_t n = ChunkSize(shape_.hidden, begin);
-      bool first = true;
-      for (int64_t r = 0; r < shape_.ranks; ++r) {
-        const char* row = RowFrom(r, t);
-        if (row == nullptr) continue;
-        (first ? ops_.load : ops_.add)[static_cast<int>(type_)](sum, ElementAt(row, type_, begin), n);
-        first = false;
-      }
-      ops_.store[static_cast<int>(args_.out_type)](ElementAt(to, args_.out_type, begin), sum, n);
-    }
-  }
-
   const CombineReceiveArgs& args_;
   const MoeShape& shape_;
   const ElementType type_;
   const RowOps& ops_;
+  const IndexRange tokens_;
+  const bool streamed_;
 };
 
 }  // namespace
@@ -154,24 +140,29 @@ void CombineSend(const CombineSendArgs& args) {
   const int64_t local_top_k = shape.LocalTopK();
   const bool with_scalars = args.kind == ExchangeKind::kDispatchBack;
   const RowOps& ops = GetRowOps();
+  const bool streamed = VolumeOf(shape, args.route, args.round).PastCaches(layout.CombineRowBytes(), args.cache_bytes);
   for (int64_t s = 0; s < shape.ranks; ++s) {
     void* slot = args.slots[s];
-    const int64_t rows = CountBelow(args.route.rows[s], shape.max_tokens);
-    const int32_t* positions = args.route.positions + s * shape.max_tokens * local_top_k;
+    const IndexRange range = RowsInRound(shape, args.route, s, args.round);
+    const int64_t rows = range.size();
+    const int32_t* positions = args.route.positions + (s * shape.max_tokens + range.begin) * local_top_k;
     const int64_t payload_offset = layout.PlainPayloadOffset() + (with_scalars ? layout.ScalarsBytes(rows) : 0);
     for (int64_t j = 0; j < rows; ++j) {
-      WriteRow(args, ops, positions + j * local_top_k, At<char>(slot, payload_offset + j * layout.CombineRowBytes()));
+      WriteRow(args, ops, streamed, positions + j * local_top_k,
+               At<char>(slot, payload_offset + j * layout.CombineRowBytes()));
     }
     if (with_scalars) WriteScalars(args, positions, rows, slot);
     ZeroBytes(slot, sizeof(MessageHeader), layout.PlainPayloadOffset());
-    WriteHeader(args.stamp, args.kind, rows, 0, payload_offset, slot);
+    WriteHeader(args.stamp, args.kind, {.rows = rows, .first_row = range.begin, .payload_offset = payload_offset},
+                slot);
     args.message_bytes[s] = layout.CombineMessageBytes(rows, with_scalars);
   }
+  if (streamed) ops.finish_streamed();
 }
 
 void CombineReceive(const CombineReceiveArgs& args) {
   const Receiver receiver(args);
-  for (int64_t t = 0; t < args.t_rows; ++t) {
+  for (int64_t t = receiver.tokens().begin; t < receiver.tokens().end; ++t) {
     receiver.WriteToken(t);
     if (args.scalars != nullptr) receiver.WriteScalars(t);
   }

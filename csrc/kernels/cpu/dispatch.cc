@@ -1,4 +1,4 @@
-// DispatchSend and DispatchReceive.
+// DispatchSend and DispatchReceive. Rounds after the first move rows along routes that are known, as redispatch does.
 #include <cstdint>
 #include <cstring>
 
@@ -6,6 +6,7 @@
 #include "csrc/kernels/cpu/row_ops.h"
 #include "csrc/kernels/moe_kernels.h"
 #include "csrc/kernels/moe_layout.h"
+#include "csrc/kernels/rounds.h"
 
 namespace jax_fabric::kernels {
 namespace {
@@ -42,12 +43,34 @@ Target TargetOf(const MoeShape& shape, int32_t expert) {
   return {rank, static_cast<uint32_t>(expert - rank * shape.experts_per_rank)};
 }
 
-// Fills route.index and the tokens of the row metadata; counts rows.
+// In the message to a rank: the rows to it in each round.
+uint32_t* RoundRows(const DispatchSendArgs& args, int64_t rank) {
+  return At<uint32_t>(args.slots[rank], args.layout.RoundRowsOffset());
+}
+
+// Whether the round has room for a row of token t at each of its ranks.
+bool RoundHasRoom(const DispatchSendArgs& args, int64_t t, int64_t round) {
+  const MoeShape& shape = args.layout.shape;
+  const auto most = static_cast<uint32_t>(shape.MessageRows());
+  for (int64_t k = 0; k < shape.top_k; ++k) {
+    const int32_t rank = TargetOf(shape, args.experts[t * shape.top_k + k]).rank;
+    if (rank >= 0 && RoundRows(args, rank)[round] == most) return false;
+  }
+  return true;
+}
+
+// Fills route.index, route.token_ends, and the tokens of the row metadata; counts rows, in all and of each round.
 void NumberRows(const DispatchSendArgs& args) {
   const MoeShape& shape = args.layout.shape;
   const int64_t ranks = shape.ranks;
-  for (int64_t r = 0; r < ranks; ++r) args.message_bytes[r] = 0;
+  for (int64_t r = 0; r < ranks; ++r) {
+    args.message_bytes[r] = 0;
+    ZeroBytes(args.slots[r], args.layout.RoundRowsOffset(), args.layout.RowMetaOffset());
+  }
+  int64_t round = 0;
+  const bool one_round = args.t_rows <= shape.MessageRows();
   for (int64_t t = 0; t < args.t_rows; ++t) {
+    if (!one_round && !RoundHasRoom(args, t, round)) args.route.token_ends[round++] = static_cast<int32_t>(t);
     int32_t* index = args.route.index + t * ranks;
     for (int64_t r = 0; r < ranks; ++r) index[r] = -1;
     for (int64_t k = 0; k < shape.top_k; ++k) {
@@ -58,8 +81,10 @@ void NumberRows(const DispatchSendArgs& args) {
       auto* meta = At<RowMeta>(args.slots[rank], args.layout.RowMetaOffset());
       meta[tally.rows()] = RowMeta{static_cast<uint32_t>(t), kNoEntriesYet};
       tally.AddRow();
+      ++RoundRows(args, rank)[round];
     }
   }
+  for (; round < shape.MaxRounds(); ++round) args.route.token_ends[round] = args.t_rows;
 }
 
 // Puts an expert into the sorted entries [begin, end). False if it was there: then its weight has grown.
@@ -133,28 +158,33 @@ void WriteRows(const DispatchSendArgs& args) {
   const int64_t stride = layout.DispatchRowBytes();
   const int64_t row_bytes = hidden * ElementBytes(layout.dispatch_type);
   const RowOps& ops = GetRowOps();
-  for (int64_t t = 0; t < args.t_rows; ++t) {
+  const IndexRange tokens = TokensInRound(layout.shape, args.route, args.t_rows, 0);
+  const bool streamed = VolumeOf(layout.shape, args.route, tokens).PastCaches(stride, args.cache_bytes);
+  for (int64_t t = tokens.begin; t < tokens.end; ++t) {
     const void* from = ElementAt(args.x, args.x_type, t * hidden);
     ElementType from_type = args.x_type;
     for (int64_t r = 0; r < ranks; ++r) {
       const int64_t index = args.route.index[t * ranks + r];
       if (index < 0) continue;
       char* to = At<char>(args.slots[r], PayloadOffset(args, r) + index * stride);
-      ConvertRow(ops, to, layout.dispatch_type, from, from_type, hidden);
+      ConvertRow(ops, to, layout.dispatch_type, from, from_type, hidden, streamed);
       ZeroRowPadding(to, row_bytes, stride);
-      // The other ranks get a copy of the converted row.
-      if (from_type != layout.dispatch_type) {
+      // The other ranks get a copy of the converted row, unless it is no longer in the cache.
+      if (from_type != layout.dispatch_type && !streamed) {
         from = to;
         from_type = layout.dispatch_type;
       }
     }
   }
+  if (streamed) ops.finish_streamed();
 }
 
 // Headers, and everybody's counts in everybody's message. Ends the life of the tallies.
 void WriteHeaders(const DispatchSendArgs& args) {
   const SlotLayout& layout = args.layout;
   const int64_t ranks = layout.shape.ranks;
+  int64_t rounds = 1;
+  while (args.route.token_ends[rounds - 1] < args.t_rows) ++rounds;
   for (int64_t r = 0; r < ranks; ++r) {
     void* slot = args.slots[r];
     auto* rows = At<uint32_t>(slot, layout.CountsOffset());
@@ -168,21 +198,28 @@ void WriteHeaders(const DispatchSendArgs& args) {
     const int64_t entries_end = layout.EntriesOffset(tally.rows()) + tally.entries() * sizeof(Entry);
     const int64_t payload_offset = PayloadOffset(args, r);
     ZeroBytes(slot, entries_end, payload_offset);
-    WriteHeader(args.stamp, ExchangeKind::kDispatch, tally.rows(), tally.entries(), payload_offset, slot);
+    WriteHeader(args.stamp, ExchangeKind::kDispatch,
+                {.rows = RoundRows(args, r)[0],
+                 .expert_rows = tally.entries(),
+                 .rounds = rounds,
+                 .payload_offset = payload_offset},
+                slot);
   }
   for (int64_t r = 0; r < ranks; ++r) {
     const Tally tally(&args.message_bytes[r]);
-    args.message_bytes[r] = layout.DispatchMessageBytes(tally.rows(), tally.entries());
+    args.message_bytes[r] = layout.DispatchMessageBytes(tally.rows(), tally.entries(), RoundRows(args, r)[0]);
   }
 }
 
 // ---- Receive -------------------------------------------------------------------------------------------------------
 
-// The metadata of a checked message.
+// The metadata of a checked message, which is of all rounds.
 struct DispatchMessage {
   DispatchMessage(const SlotLayout& layout, const void* slot)
-      : rows(HeaderOf(slot).rows),
+      : rows(At<uint32_t>(slot, layout.CountsOffset())[layout.shape.rank]),
+        rows_here(HeaderOf(slot).rows),
         expert_rows(HeaderOf(slot).expert_rows),
+        round_rows(At<uint32_t>(slot, layout.RoundRowsOffset())),
         meta(At<RowMeta>(slot, layout.RowMetaOffset())),
         entries(At<Entry>(slot, layout.EntriesOffset(rows))),
         payload(At<char>(slot, HeaderOf(slot).payload_offset)) {}
@@ -191,7 +228,9 @@ struct DispatchMessage {
   int64_t EntryEnd(int64_t row) const { return row + 1 < rows ? meta[row + 1].entry_begin : expert_rows; }
 
   int64_t rows;
+  int64_t rows_here;  // of them, those in this message
   int64_t expert_rows;
+  const uint32_t* round_rows;
   const RowMeta* meta;
   const Entry* entries;
   const char* payload;
@@ -230,16 +269,39 @@ void FindGroupBegins(const DispatchReceiveArgs& args) {
   }
 }
 
-// Moves each row to its positions. Walking sources, tokens and experts in rising order and giving each expert's rows
-// the next position of its group is what orders a group by (source, token). Moves group_sizes[g] to the group's end.
+// Fills route.rows: the call takes as many rounds as the source that needs most.
+void NoteRounds(const DispatchReceiveArgs& args) {
+  const MoeShape& shape = args.layout.shape;
+  int64_t rounds = 1;
+  for (int64_t s = 0; s < shape.ranks; ++s) {
+    const int64_t needed = HeaderOf(args.slots[s]).rounds;
+    if (rounds < needed) rounds = needed;
+  }
+  for (int64_t s = 0; s < shape.ranks; ++s) {
+    const DispatchMessage message(args.layout, args.slots[s]);
+    int32_t* rows = args.route.rows + s * shape.MaxRounds();
+    for (int64_t round = 0; round < shape.MaxRounds(); ++round) {
+      rows[round] = round < rounds ? static_cast<int32_t>(message.round_rows[round]) : -1;
+    }
+  }
+}
+
+// Gives each row its positions, and moves there those that are here. Walking sources, tokens and experts in rising
+// order and giving each expert's rows the next position of its group is what orders a group by (source, token). Moves
+// group_sizes[g] to the group's end.
 void PlaceRows(const DispatchReceiveArgs& args) {
   const SlotLayout& layout = args.layout;
   const MoeShape& shape = layout.shape;
   const int64_t local_top_k = shape.LocalTopK();
   const RowOps& ops = GetRowOps();
+  Volume volume;
+  for (int64_t s = 0; s < shape.ranks; ++s) {
+    volume.rows += HeaderOf(args.slots[s]).rows;
+    volume.entries += HeaderOf(args.slots[s]).expert_rows;
+  }
+  const bool streamed = volume.PastCaches(layout.DispatchRowBytes(), args.cache_bytes);
   for (int64_t s = 0; s < shape.ranks; ++s) {
     const DispatchMessage message(layout, args.slots[s]);
-    args.route.rows[s] = static_cast<int32_t>(message.rows);
     int32_t* positions = args.route.positions + s * shape.max_tokens * local_top_k;
     for (int64_t j = 0; j < message.rows; ++j, positions += local_top_k) {
       const void* from = message.payload + j * layout.DispatchRowBytes();
@@ -256,8 +318,10 @@ void PlaceRows(const DispatchReceiveArgs& args) {
         positions[i] = fits ? static_cast<int32_t>(position) : -1;
         if (!fits) continue;
         args.weights[position] = entry.weight;
+        if (j >= message.rows_here) continue;
         char* to = ElementAt(args.tokens, args.tokens_type, position * shape.hidden);
-        ConvertRow(ops, to, args.tokens_type, from, from_type, shape.hidden);
+        ConvertRow(ops, to, args.tokens_type, from, from_type, shape.hidden, streamed);
+        if (streamed) continue;
         from = to;  // a converted row needs no second conversion, and a copy of it is in the cache as well
         from_type = args.tokens_type;
       }
@@ -265,6 +329,7 @@ void PlaceRows(const DispatchReceiveArgs& args) {
     }
     std::memset(positions, 0xff, (shape.max_tokens - message.rows) * local_top_k * sizeof(int32_t));
   }
+  if (streamed) ops.finish_streamed();
 }
 
 // From ends of groups to sizes, without what lies past the capacity; then what an element's rows leave unused.
@@ -290,6 +355,19 @@ void FinishElement(const DispatchReceiveArgs& args, int64_t element) {
 }  // namespace
 
 void DispatchSend(const DispatchSendArgs& args) {
+  if (args.round > 0) {
+    return RedispatchSend({.layout = args.layout,
+                           .stamp = args.stamp,
+                           .round = args.round,
+                           .kind = ExchangeKind::kDispatch,
+                           .t_rows = args.t_rows,
+                           .x_type = args.x_type,
+                           .x = args.x,
+                           .route = args.route,
+                           .slots = args.slots,
+                           .message_bytes = args.message_bytes,
+                           .cache_bytes = args.cache_bytes});
+  }
   NumberRows(args);
   WriteEntries(args);
   WriteRows(args);
@@ -297,6 +375,18 @@ void DispatchSend(const DispatchSendArgs& args) {
 }
 
 void DispatchReceive(const DispatchReceiveArgs& args) {
+  if (args.round > 0) {
+    RedispatchReceiveArgs rest{.layout = args.layout,
+                               .round = args.round,
+                               .slots = args.slots,
+                               .route = args.route,
+                               .out_type = args.tokens_type,
+                               .out = args.tokens,
+                               .cache_bytes = args.cache_bytes};
+    rest.layout.shape.capacity *= args.elements;
+    return RedispatchReceive(rest);
+  }
+  NoteRounds(args);
   FindGroupBegins(args);
   PlaceRows(args);
   for (int64_t b = 0; b < args.elements; ++b) FinishElement(args, b);

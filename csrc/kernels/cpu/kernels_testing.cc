@@ -88,7 +88,8 @@ std::string WorldConfig::Describe() const {
   std::string text;
   const auto add = [&](const char* name, int64_t value) { text += std::string(name) + std::to_string(value) + " "; };
   add("N", ranks), add("E", experts), add("T", max_tokens), add("K", top_k), add("H", hidden), add("C", capacity);
-  add("routing", static_cast<int>(routing)), add("x", static_cast<int>(x_type));
+  add("P", private_tokens);
+  add("routing", static_cast<int>(routing)), add("cache", cache_bytes), add("x", static_cast<int>(x_type));
   add("dispatch", static_cast<int>(dispatch_type)), add("tokens", static_cast<int>(tokens_type));
   add("y", static_cast<int>(y_type)), add("combine", static_cast<int>(combine_type));
   add("out", static_cast<int>(out_type));
@@ -101,6 +102,14 @@ int64_t RankState::routed_rows() const {
   return total;
 }
 
+int64_t RankState::rows_from(int64_t source) const {
+  int64_t total = 0;
+  for (int64_t round = 0; round < layout.shape.MaxRounds(); ++round) {
+    total += std::max(0, rows[source * layout.shape.MaxRounds() + round]);
+  }
+  return total;
+}
+
 World::World(const WorldConfig& config, uint64_t seed)
     : config_(config), random_(seed), states_(config.ranks), message_bytes_(config.ranks) {
   MoeShape shape;
@@ -110,6 +119,7 @@ World::World(const WorldConfig& config, uint64_t seed)
   shape.max_tokens = config.max_tokens;
   shape.top_k = config.top_k;
   shape.hidden = config.hidden;
+  shape.private_tokens = config.private_tokens;
   shape.capacity = config.capacity >= 0 ? config.capacity
                                         : static_cast<int64_t>(config.ranks) * config.max_tokens * shape.LocalTopK();
   config_.capacity = shape.capacity;
@@ -188,7 +198,8 @@ void World::MakeInputs(RankState& state) {
   state.row_weights.assign(shape.capacity, std::nanf(""));
   state.group_sizes.assign(shape.experts_per_rank, kPoisonInt);
   state.positions.assign(static_cast<int64_t>(shape.ranks) * shape.max_tokens * shape.LocalTopK(), kPoisonInt);
-  state.rows.assign(shape.ranks, kPoisonInt);
+  state.token_ends.assign(shape.MaxRounds(), kPoisonInt);
+  state.rows.assign(shape.ranks * shape.MaxRounds(), kPoisonInt);
 }
 
 void* World::Slot(int64_t rank, int64_t source) {
@@ -227,11 +238,20 @@ std::vector<uint8_t> World::Message(int64_t rank, int64_t source) {
   return std::vector<uint8_t>(slot, slot + message_bytes_[source][rank]);
 }
 
-void World::CheckSent(int64_t source, ExchangeKind kind, const std::vector<int64_t>& message_bytes) {
+int32_t World::rounds() {
+  const int32_t rounds = RoundsOf(rank(0).layout.shape, rank(0).receive_route());
+  for (int64_t r = 1; r < ranks(); ++r) {
+    EXPECT_EQ(RoundsOf(rank(r).layout.shape, rank(r).receive_route()), rounds) << "rank " << r;
+  }
+  return rounds;
+}
+
+void World::CheckSent(int64_t source, ExchangeKind kind, int32_t round, const std::vector<int64_t>& message_bytes) {
   message_bytes_[source] = message_bytes;
   for (int64_t r = 0; r < ranks(); ++r) {
     const auto* slot = static_cast<const uint8_t*>(Slot(r, source));
-    const char* error = CheckMessage(rank(r).layout, slot, kind, Stamp(source), static_cast<int32_t>(source));
+    const char* error =
+        CheckMessage(rank(r).layout, slot, kind, Stamp(source), static_cast<int32_t>(source), {.round = round});
     EXPECT_EQ(error, nullptr) << error;
     ASSERT_GE(message_bytes[r], static_cast<int64_t>(sizeof(MessageHeader)));
     ASSERT_LE(message_bytes[r], slot_bytes_);
@@ -242,13 +262,23 @@ void World::CheckSent(int64_t source, ExchangeKind kind, const std::vector<int64
 }
 
 void World::Dispatch(bool drop_overflow, bool zero_padding) {
-  PoisonSlots();
+  int32_t all = 1;
+  for (int32_t round = 0; round < all; ++round) {
+    PoisonSlots();
+    SendDispatch(round);
+    ReceiveDispatch(round, drop_overflow, zero_padding);
+    all = rounds();
+  }
+}
+
+void World::SendDispatch(int32_t round) {
   for (int64_t s = 0; s < ranks(); ++s) {
     RankState& state = rank(s);
     const std::vector<void*> slots = SlotsFrom(s);
     std::vector<int64_t> message_bytes(ranks(), -1);
     DispatchSend({.layout = state.layout,
                   .stamp = Stamp(s),
+                  .round = round,
                   .t_rows = state.t_rows,
                   .x_type = state.x.type(),
                   .x = state.x.data(),
@@ -256,13 +286,18 @@ void World::Dispatch(bool drop_overflow, bool zero_padding) {
                   .weights = state.weights.data(),
                   .route = state.send_route(),
                   .slots = slots.data(),
-                  .message_bytes = message_bytes.data()});
-    CheckSent(s, ExchangeKind::kDispatch, message_bytes);
+                  .message_bytes = message_bytes.data(),
+                  .cache_bytes = config_.cache_bytes});
+    CheckSent(s, ExchangeKind::kDispatch, round, message_bytes);
   }
+}
+
+void World::ReceiveDispatch(int32_t round, bool drop_overflow, bool zero_padding) {
   for (int64_t r = 0; r < ranks(); ++r) {
     RankState& state = rank(r);
     const std::vector<const void*> slots = SlotsAt(r);
     DispatchReceive({.layout = state.layout,
+                     .round = round,
                      .slots = slots.data(),
                      .tokens_type = state.tokens.type(),
                      .tokens = state.tokens.data(),
@@ -271,78 +306,97 @@ void World::Dispatch(bool drop_overflow, bool zero_padding) {
                      .route = state.receive_route(),
                      .drop_overflow = drop_overflow,
                      .zero_padding = zero_padding,
-                     .dropped = &state.dropped});
+                     .dropped = &state.dropped,
+                     .cache_bytes = config_.cache_bytes});
   }
 }
 
 World::CombineResult World::Combine(const std::vector<Array>& y, bool weighted,
                                     const std::vector<std::vector<float>>* row_scalars) {
-  PoisonSlots();
   const ExchangeKind kind = row_scalars != nullptr ? ExchangeKind::kDispatchBack : ExchangeKind::kCombine;
-  for (int64_t s = 0; s < ranks(); ++s) {
-    RankState& state = rank(s);
-    const std::vector<void*> slots = SlotsFrom(s);
-    std::vector<int64_t> message_bytes(ranks(), -1);
-    CombineSend({.layout = state.layout,
-                 .stamp = Stamp(s),
-                 .kind = kind,
-                 .y_type = y[s].type(),
-                 .y = y[s].data(),
-                 .row_weights = weighted ? state.row_weights.data() : nullptr,
-                 .row_scalars = row_scalars != nullptr ? (*row_scalars)[s].data() : nullptr,
-                 .route = state.receive_route(),
-                 .slots = slots.data(),
-                 .message_bytes = message_bytes.data()});
-    CheckSent(s, kind, message_bytes);
-  }
   CombineResult result;
-  for (int64_t r = 0; r < ranks(); ++r) {
-    RankState& state = rank(r);
-    const std::vector<const void*> slots = SlotsAt(r);
+  for (const RankState& state : states_) {
     result.out.emplace_back(config_.out_type, int64_t{state.t_rows} * config_.hidden);
     result.scalars.emplace_back(int64_t{state.t_rows} * config_.top_k, std::nanf(""));
-    CombineReceive({.layout = state.layout,
-                    .slots = slots.data(),
-                    .t_rows = state.t_rows,
-                    .route = state.send_route(),
-                    .out_type = config_.out_type,
-                    .out = result.out.back().data(),
-                    .scalars = row_scalars != nullptr ? result.scalars.back().data() : nullptr});
+  }
+  const int32_t all = rounds();
+  for (int32_t round = 0; round < all; ++round) {
+    PoisonSlots();
+    for (int64_t s = 0; s < ranks(); ++s) {
+      RankState& state = rank(s);
+      const std::vector<void*> slots = SlotsFrom(s);
+      std::vector<int64_t> message_bytes(ranks(), -1);
+      CombineSend({.layout = state.layout,
+                   .stamp = Stamp(s),
+                   .round = round,
+                   .kind = kind,
+                   .y_type = y[s].type(),
+                   .y = y[s].data(),
+                   .row_weights = weighted ? state.row_weights.data() : nullptr,
+                   .row_scalars = row_scalars != nullptr ? (*row_scalars)[s].data() : nullptr,
+                   .route = state.receive_route(),
+                   .slots = slots.data(),
+                   .message_bytes = message_bytes.data(),
+                   .cache_bytes = config_.cache_bytes});
+      CheckSent(s, kind, round, message_bytes);
+    }
+    for (int64_t r = 0; r < ranks(); ++r) {
+      RankState& state = rank(r);
+      const std::vector<const void*> slots = SlotsAt(r);
+      CombineReceive({.layout = state.layout,
+                      .round = round,
+                      .slots = slots.data(),
+                      .t_rows = state.t_rows,
+                      .route = state.send_route(),
+                      .out_type = config_.out_type,
+                      .out = result.out[r].data(),
+                      .scalars = row_scalars != nullptr ? result.scalars[r].data() : nullptr,
+                      .cache_bytes = config_.cache_bytes});
+    }
   }
   return result;
 }
 
 World::RedispatchResult World::Redispatch(const std::vector<Array>& x, bool weighted, const std::vector<Array>* y) {
-  PoisonSlots();
-  for (int64_t s = 0; s < ranks(); ++s) {
-    RankState& state = rank(s);
-    const std::vector<void*> slots = SlotsFrom(s);
-    std::vector<int64_t> message_bytes(ranks(), -1);
-    RedispatchSend({.layout = state.layout,
-                    .stamp = Stamp(s),
-                    .t_rows = state.t_rows,
-                    .x_type = x[s].type(),
-                    .x = x[s].data(),
-                    .route = state.send_route(),
-                    .slots = slots.data(),
-                    .message_bytes = message_bytes.data()});
-    CheckSent(s, ExchangeKind::kRedispatch, message_bytes);
-  }
   RedispatchResult result;
   for (int64_t r = 0; r < ranks(); ++r) {
-    RankState& state = rank(r);
-    const std::vector<const void*> slots = SlotsAt(r);
     result.out.emplace_back(config_.out_type, config_.capacity * config_.hidden);
     result.dots.emplace_back(config_.capacity, std::nanf(""));
-    RedispatchReceive({.layout = state.layout,
-                       .slots = slots.data(),
-                       .route = state.receive_route(),
-                       .row_weights = weighted ? state.row_weights.data() : nullptr,
-                       .y_type = y != nullptr ? (*y)[r].type() : ElementType::kFloat32,
-                       .y = y != nullptr ? (*y)[r].data() : nullptr,
-                       .out_type = config_.out_type,
-                       .out = result.out.back().data(),
-                       .dots = y != nullptr ? result.dots.back().data() : nullptr});
+  }
+  const int32_t all = rounds();
+  for (int32_t round = 0; round < all; ++round) {
+    PoisonSlots();
+    for (int64_t s = 0; s < ranks(); ++s) {
+      RankState& state = rank(s);
+      const std::vector<void*> slots = SlotsFrom(s);
+      std::vector<int64_t> message_bytes(ranks(), -1);
+      RedispatchSend({.layout = state.layout,
+                      .stamp = Stamp(s),
+                      .round = round,
+                      .t_rows = state.t_rows,
+                      .x_type = x[s].type(),
+                      .x = x[s].data(),
+                      .route = state.send_route(),
+                      .slots = slots.data(),
+                      .message_bytes = message_bytes.data(),
+                      .cache_bytes = config_.cache_bytes});
+      CheckSent(s, ExchangeKind::kRedispatch, round, message_bytes);
+    }
+    for (int64_t r = 0; r < ranks(); ++r) {
+      RankState& state = rank(r);
+      const std::vector<const void*> slots = SlotsAt(r);
+      RedispatchReceive({.layout = state.layout,
+                         .round = round,
+                         .slots = slots.data(),
+                         .route = state.receive_route(),
+                         .row_weights = weighted ? state.row_weights.data() : nullptr,
+                         .y_type = y != nullptr ? (*y)[r].type() : ElementType::kFloat32,
+                         .y = y != nullptr ? (*y)[r].data() : nullptr,
+                         .out_type = config_.out_type,
+                         .out = result.out[r].data(),
+                         .dots = y != nullptr ? result.dots[r].data() : nullptr,
+                         .cache_bytes = config_.cache_bytes});
+    }
   }
   return result;
 }

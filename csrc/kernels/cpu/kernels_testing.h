@@ -3,6 +3,7 @@
 #define JAX_FABRIC_KERNELS_CPU_KERNELS_TESTING_H_
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <random>
 #include <string>
@@ -10,6 +11,7 @@
 
 #include "csrc/kernels/moe_kernels.h"
 #include "csrc/kernels/moe_layout.h"
+#include "csrc/kernels/rounds.h"
 
 namespace jax_fabric::kernels::testing {
 
@@ -53,9 +55,11 @@ struct WorldConfig {
   int32_t top_k = 1;
   int32_t hidden = 8;
   int64_t capacity = -1;  // -1: enough for anything
+  int32_t private_tokens = std::numeric_limits<int32_t>::max();
   Routing routing = Routing::kUniform;
   bool odd_ids = true;        // some ids that route nowhere, and some twice in a token
   bool full_batches = false;  // else t_rows of each rank is random, 0 and max_tokens included
+  int64_t cache_bytes = kAlwaysCached;
   ElementType x_type = ElementType::kFloat32;
   ElementType dispatch_type = ElementType::kFloat32;
   ElementType tokens_type = ElementType::kFloat32;
@@ -75,16 +79,18 @@ struct RankState {
   std::vector<float> weights;        // [t_rows, K]
   std::vector<int32_t> index;        // [t_rows, N]
   std::vector<int32_t> slot;         // [t_rows, K]
+  std::vector<int32_t> token_ends;   // [MaxRounds]
   Array tokens;                      // [C, H]
   std::vector<float> row_weights;    // [C]
   std::vector<int32_t> group_sizes;  // [experts_per_rank]
   std::vector<int32_t> positions;    // [N, T, L]
-  std::vector<int32_t> rows;         // [N]
+  std::vector<int32_t> rows;         // [N, MaxRounds]
   int32_t dropped = -1;
 
-  SendRoute send_route() { return {index.data(), slot.data()}; }
+  SendRoute send_route() { return {index.data(), slot.data(), token_ends.data()}; }
   ReceiveRoute receive_route() { return {positions.data(), rows.data()}; }
   int64_t routed_rows() const;
+  int64_t rows_from(int64_t source) const;
 };
 
 class World {
@@ -98,9 +104,11 @@ class World {
   float RandomFloat() { return std::normal_distribution<float>()(random_); }
   Array RandomArray(ElementType type, int64_t size);
 
-  // Each runs the send kernel of all ranks, checks every message and what lies around it, and runs the receive kernel
-  // of all ranks. Inputs and results are indexed by rank.
+  // Each runs, round by round, the send kernel of all ranks, checks every message and what lies around it, and runs the
+  // receive kernel of all ranks. Inputs and results are indexed by rank.
   void Dispatch(bool drop_overflow = false, bool zero_padding = false);
+  // One round's messages of all ranks; of the first one, or of another one of the last dispatch.
+  void SendDispatch(int32_t round);
   struct CombineResult {
     std::vector<Array> out;                   // [t_rows, H] each
     std::vector<std::vector<float>> scalars;  // [t_rows, K] each
@@ -117,19 +125,22 @@ class World {
   // The slot of `source` at `rank`: SlotBytes() bytes with guards around them.
   void* Slot(int64_t rank, int64_t source);
   MessageStamp Stamp(int64_t source) const;
+  // Of the last dispatch, equal on all ranks.
+  int32_t rounds();
   // What fills the slots before each exchange from now on.
   void set_slot_poison(uint8_t poison) { slot_poison_ = poison; }
   // Of the last exchange, the bytes of the message in a slot.
   std::vector<uint8_t> Message(int64_t rank, int64_t source);
 
  private:
+  void ReceiveDispatch(int32_t round, bool drop_overflow, bool zero_padding);
   // Starts a new exchange: another sequence number, and poison in all slots.
   void PoisonSlots();
   void MakeInputs(RankState& state);
   int32_t DrawExpert(int64_t row, int64_t rows);
   std::vector<void*> SlotsFrom(int64_t source);
   std::vector<const void*> SlotsAt(int64_t rank);
-  void CheckSent(int64_t source, ExchangeKind kind, const std::vector<int64_t>& message_bytes);
+  void CheckSent(int64_t source, ExchangeKind kind, int32_t round, const std::vector<int64_t>& message_bytes);
 
   WorldConfig config_;
   std::mt19937_64 random_;

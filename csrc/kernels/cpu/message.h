@@ -7,6 +7,7 @@
 
 #include "csrc/kernels/moe_kernels.h"
 #include "csrc/kernels/moe_layout.h"
+#include "csrc/kernels/rounds.h"
 
 namespace jax_fabric::kernels {
 
@@ -26,8 +27,6 @@ inline int64_t IndexBelow(int32_t value, int64_t bound) {
   return static_cast<uint32_t>(value) < static_cast<uint64_t>(bound) ? value : -1;
 }
 
-inline int64_t CountBelow(int32_t value, int64_t bound) { return value < 0 ? 0 : value < bound ? value : bound; }
-
 // Zeroes bytes [begin, end) of a slot: messages hold nothing but what the kernels were given.
 inline void ZeroBytes(void* slot, int64_t begin, int64_t end) {
   if (begin < end) std::memset(At<char>(slot, begin), 0, end - begin);
@@ -35,9 +34,48 @@ inline void ZeroBytes(void* slot, int64_t begin, int64_t end) {
 
 inline void ZeroRowPadding(void* row, int64_t used_bytes, int64_t stride) { ZeroBytes(row, used_bytes, stride); }
 
+// What an exchange (one round of a call) moves, as one rank sees it.
+struct Volume {
+  int64_t rows = 0;     // in messages
+  int64_t entries = 0;  // rows of experts that these are copied to or summed from
+
+  // Whether rows of that size are better written past the caches.
+  bool PastCaches(int64_t row_bytes, int64_t cache_bytes) const { return (rows + entries) * row_bytes > cache_bytes; }
+};
+
+inline int64_t CountSet(const int32_t* begin, int64_t count) {
+  int64_t set = 0;
+  for (int64_t i = 0; i < count; ++i) set += begin[i] >= 0 ? 1 : 0;
+  return set;
+}
+
+inline Volume VolumeOf(const MoeShape& shape, const SendRoute& route, const IndexRange& tokens) {
+  return {CountSet(route.index + tokens.begin * shape.ranks, tokens.size() * shape.ranks),
+          CountSet(route.slot + tokens.begin * shape.top_k, tokens.size() * shape.top_k)};
+}
+
+inline Volume VolumeOf(const MoeShape& shape, const ReceiveRoute& route, int32_t round) {
+  const int64_t local_top_k = shape.LocalTopK();
+  Volume volume;
+  for (int64_t s = 0; s < shape.ranks; ++s) {
+    const IndexRange rows = RowsInRound(shape, route, s, round);
+    const int32_t* positions = route.positions + (s * shape.max_tokens + rows.begin) * local_top_k;
+    volume.rows += rows.size();
+    volume.entries += CountSet(positions, rows.size() * local_top_k);
+  }
+  return volume;
+}
+
+struct MessageContent {
+  int64_t rows = 0;
+  int64_t first_row = 0;
+  int64_t expert_rows = 0;
+  int64_t rounds = 0;
+  int64_t payload_offset = 0;
+};
+
 // Written last, as far as the order of plain stores goes: whoever looks for an absent peer looks at its header.
-inline void WriteHeader(const MessageStamp& stamp, ExchangeKind kind, int64_t rows, int64_t expert_rows,
-                        int64_t payload_offset, void* slot) {
+inline void WriteHeader(const MessageStamp& stamp, ExchangeKind kind, const MessageContent& content, void* slot) {
   MessageHeader header;
   header.magic = kMessageMagic;
   header.version = kMessageVersion;
@@ -47,9 +85,11 @@ inline void WriteHeader(const MessageStamp& stamp, ExchangeKind kind, int64_t ro
   header.sequence = stamp.sequence;
   header.channel = stamp.channel;
   header.membership_epoch = stamp.membership_epoch;
-  header.rows = static_cast<uint32_t>(rows);
-  header.expert_rows = static_cast<uint32_t>(expert_rows);
-  header.payload_offset = static_cast<uint64_t>(payload_offset);
+  header.rows = static_cast<uint32_t>(content.rows);
+  header.expert_rows = static_cast<uint32_t>(content.expert_rows);
+  header.payload_offset = static_cast<uint64_t>(content.payload_offset);
+  header.first_row = static_cast<uint32_t>(content.first_row);
+  header.rounds = static_cast<uint32_t>(content.rounds);
   std::memcpy(slot, &header, sizeof(header));
 }
 

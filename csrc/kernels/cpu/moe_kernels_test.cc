@@ -198,7 +198,7 @@ class Checker {
           }
         }
       }
-      EXPECT_EQ(world_.rank(r).rows[s], rows);
+      EXPECT_EQ(world_.rank(r).rows_from(s), rows);
     }
     EXPECT_EQ(state.index, index);
     EXPECT_EQ(state.slot, slot);
@@ -376,6 +376,7 @@ WorldConfig RandomConfig(std::mt19937_64& random) {
   const int64_t per_token = int64_t{config.ranks} * config.ranks * std::min(config.top_k, k + 1) * config.hidden;
   config.max_tokens = static_cast<int32_t>(std::clamp<int64_t>(500'000 / per_token, 1, 1 + random() % 12));
   config.routing = Pick(random, kAllRoutings);
+  config.cache_bytes = Pick(random, {int64_t{0}, kAlwaysCached});
   config.odd_ids = random() % 2 == 0;
   constexpr ElementType kTypes[] = {ElementType::kFloat32, ElementType::kBfloat16, ElementType::kFloat16,
                                     ElementType::kFloat8E4m3fn};
@@ -387,6 +388,7 @@ WorldConfig RandomConfig(std::mt19937_64& random) {
   config.combine_type = other(config.y_type);
   config.out_type = other(config.combine_type);
   if (random() % 4 == 0) config.capacity = static_cast<int64_t>(random() % (2 * config.max_tokens + 1));
+  if (random() % 2 == 0) config.private_tokens = 1 + static_cast<int32_t>(random() % config.max_tokens);
   return config;
 }
 

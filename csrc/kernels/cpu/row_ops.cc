@@ -15,7 +15,7 @@
 #endif
 
 // Options of this file (BUILD.bazel):
-//   -O3                   -O2 of GCC 12 vectorises no loop of unknown length.
+//   -O2                   In debug builds, too: nobody steps through these, and everything else would wait for them.
 //   -ffp-contract=off     A fused multiply-add in one variant only would give different sums on different machines.
 //   -fno-trapping-math    Else GCC may not compute both sides of a selection, and leaves the conversions scalar.
 
@@ -24,28 +24,28 @@ namespace {
 
 namespace baseline {
 #define JF_TARGET
-#define JF_USE_F16C 0
+#define JF_USE_AVX 0
 #include "csrc/kernels/cpu/row_ops_loops.inc"
 #undef JF_TARGET
-#undef JF_USE_F16C
+#undef JF_USE_AVX
 }  // namespace baseline
 
 #if JF_HAVE_X86_VARIANTS
 
 namespace avx2 {
 #define JF_TARGET __attribute__((target("avx2,f16c")))
-#define JF_USE_F16C 1
+#define JF_USE_AVX 1
 #include "csrc/kernels/cpu/row_ops_loops.inc"
 #undef JF_TARGET
-#undef JF_USE_F16C
+#undef JF_USE_AVX
 }  // namespace avx2
 
 namespace avx512 {
 #define JF_TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,f16c")))
-#define JF_USE_F16C 1
+#define JF_USE_AVX 1
 #include "csrc/kernels/cpu/row_ops_loops.inc"
 #undef JF_TARGET
-#undef JF_USE_F16C
+#undef JF_USE_AVX
 }  // namespace avx512
 
 #endif  // JF_HAVE_X86_VARIANTS
@@ -90,21 +90,17 @@ float SumLanes(float lanes[kDotLanes]) {
 }
 
 void ConvertRow(const RowOps& ops, void* to, ElementType to_type, const void* from, ElementType from_type,
-                int64_t hidden) {
+                int64_t hidden, bool streamed) {
   if (to_type == from_type) {
-    std::memcpy(to, from, hidden * ElementBytes(to_type));
-  } else if (from_type == ElementType::kFloat32) {
-    ops.store[static_cast<int>(to_type)](to, static_cast<const float*>(from), hidden);
-  } else if (to_type == ElementType::kFloat32) {
-    ops.load[static_cast<int>(from_type)](static_cast<float*>(to), from, hidden);
-  } else {
-    float chunk[kChunk];
-    for (int64_t begin = 0; begin < hidden; begin += kChunk) {
-      const int64_t n = hidden - begin < kChunk ? hidden - begin : kChunk;
-      ops.load[static_cast<int>(from_type)](chunk, ElementAt(from, from_type, begin), n);
-      ops.store[static_cast<int>(to_type)](ElementAt(to, to_type, begin), chunk, n);
-    }
+    const int64_t bytes = hidden * ElementBytes(to_type);
+    if (streamed) return ops.copy_streamed(to, from, bytes);
+    std::memcpy(to, from, bytes);
+    return;
   }
+  Terms terms;
+  terms.rows[0] = from;
+  terms.count = 1;
+  ops.sum[static_cast<int>(from_type)][static_cast<int>(to_type)](to, terms, hidden, streamed);
 }
 
 }  // namespace jax_fabric::kernels

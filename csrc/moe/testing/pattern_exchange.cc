@@ -15,13 +15,14 @@ uint64_t Mix(uint64_t z) {
 
 }  // namespace
 
-uint64_t PatternExchange::Word(int32_t source, int32_t target, int64_t index) const {
-  return Mix(call_.pattern * 0x9e3779b97f4a7c15ull + source * 1'000'003 + target * 10'007 + index);
+uint64_t PatternExchange::Word(int32_t round, int32_t source, int32_t target, int64_t index) const {
+  const uint64_t of_round = call_.pattern * 0x9e3779b97f4a7c15ull + round * 0xd1342543de82ef95ull;
+  return Mix(of_round + source * 1'000'003 + target * 10'007 + index);
 }
 
-int64_t PatternExchange::Rows(int32_t source, int32_t target) const {
+int64_t PatternExchange::Rows(int32_t round, int32_t source, int32_t target) const {
   if (call_.rows >= 0) return call_.rows;
-  return Word(source, target, -1) % (layout_.shape.max_tokens + 1);
+  return Word(round, source, target, -1) % (layout_.shape.MessageRows() + 1);
 }
 
 int64_t PatternExchange::PayloadOffset(int64_t rows) const {
@@ -29,11 +30,12 @@ int64_t PatternExchange::PayloadOffset(int64_t rows) const {
   return layout_.PlainPayloadOffset() + (scalars ? layout_.ScalarsBytes(rows) : 0);
 }
 
-void PatternExchange::Pack(const kernels::MessageStamp& stamp, void* const* slots, int64_t* message_bytes) {
+void PatternExchange::Pack(int32_t round, const kernels::MessageStamp& stamp, void* const* slots,
+                           int64_t* message_bytes) {
   ++packs_;
   const int32_t me = layout_.shape.rank;
   for (int32_t target = 0; target < layout_.shape.ranks; ++target) {
-    const int64_t rows = Rows(me, target);
+    const int64_t rows = Rows(round, me, target);
     kernels::MessageHeader header;
     header.magic = kernels::kMessageMagic;
     header.version = kernels::kMessageVersion;
@@ -48,28 +50,28 @@ void PatternExchange::Pack(const kernels::MessageStamp& stamp, void* const* slot
     std::memcpy(slot, &header, sizeof header);
     auto* words = reinterpret_cast<uint64_t*>(slot + header.payload_offset);
     const int64_t count = rows * layout_.CombineRowBytes() / 8;
-    for (int64_t i = 0; i < count; ++i) words[i] = Word(me, target, i);
+    for (int64_t i = 0; i < count; ++i) words[i] = Word(round, me, target, i);
     message_bytes[target] = header.payload_offset + count * 8;
   }
 }
 
-int64_t PatternExchange::RowsOf(int32_t source) const {
-  return call_.check_rows ? Rows(source, layout_.shape.rank) : -1;
+kernels::ExpectedRows PatternExchange::RowsOf(int32_t round, int32_t source) const {
+  return {.round = round, .rows = call_.check_rows ? Rows(round, source, layout_.shape.rank) : -1};
 }
 
-Status PatternExchange::Unpack(const void* const* slots) {
+Status PatternExchange::Unpack(int32_t round, const void* const* slots) {
   ++unpacks_;
   const int32_t me = layout_.shape.rank;
   for (int32_t source = 0; source < layout_.shape.ranks; ++source) {
     auto* slot = static_cast<std::byte*>(const_cast<void*>(slots[source]));
-    const int64_t rows = Rows(source, me);
+    const int64_t rows = Rows(round, source, me);
     const int64_t offset = PayloadOffset(rows);
     const auto* words = reinterpret_cast<const uint64_t*>(slot + offset);
     const int64_t count = rows * layout_.CombineRowBytes() / 8;
     for (int64_t i = 0; i < count && damage_.empty(); ++i) {
-      if (words[i] == Word(source, me, i)) continue;
-      damage_ = fmt::format("exchange {} at rank {} from rank {}: word {} of {} is {:#x}", sequence(), me, source, i,
-                            count, words[i]);
+      if (words[i] == Word(round, source, me, i)) continue;
+      damage_ = fmt::format("call {} round {} at rank {} from rank {}: word {} of {} is {:#x}", sequence(), round, me,
+                            source, i, count, words[i]);
     }
     std::memset(slot, kPoison, offset + count * 8);
   }

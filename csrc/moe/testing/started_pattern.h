@@ -14,16 +14,22 @@
 namespace jax_fabric::moe::testing {
 
 struct PatternSend {
+  int32_t round = 0;
   kernels::MessageStamp stamp;
   void* const* slots = nullptr;
   int64_t* message_bytes = nullptr;
   PatternExchange* pattern = nullptr;
 };
 struct PatternReceive {
+  int32_t round = 0;
   const void* const* slots = nullptr;
   PatternExchange* pattern = nullptr;
 };
-inline int64_t ExpectedRows(const PatternReceive& args, int32_t source) { return args.pattern->RowsOf(source); }
+inline kernels::ExpectedRows RowsFrom(const PatternReceive& args, int32_t round, int32_t source) {
+  return args.pattern->RowsOf(round, source);
+}
+inline int32_t RoundsOfCall(const PatternSend& args, const PatternReceive&) { return args.pattern->rounds(); }
+inline int32_t RoundsAfterUnpack(const PatternReceive& args, int32_t) { return args.pattern->rounds(); }
 
 class StartedPattern final : public StartListener {
  public:
@@ -31,8 +37,8 @@ class StartedPattern final : public StartListener {
       : pattern_(layout, call),
         exchange_(new StartedExchange<PatternSend, PatternReceive>(
             call.site, call.run, call.kind, call.signature,
-            [](const PatternSend& args) { args.pattern->Pack(args.stamp, args.slots, args.message_bytes); },
-            PatternSend{{}, nullptr, nullptr, &pattern_}, this)),
+            [](const PatternSend& args) { args.pattern->Pack(args.round, args.stamp, args.slots, args.message_bytes); },
+            PatternSend{.stamp = {}, .pattern = &pattern_}, this)),
         kind_(call.kind) {}
 
   void Start(Channel& channel) { channel.Submit(exchange_); }
@@ -50,15 +56,17 @@ class StartedPattern final : public StartListener {
   const Error& error() const { return error_; }
   int64_t sequence() const { return sequence_; }
   int packs() const { return pattern_.packs(); }
+  int rounds() const { return pattern_.rounds(); }
   const std::string& damage() const { return pattern_.damage(); }
 
  private:
-  class Request final : public KernelResultRequest<PatternReceive> {
+  class Request final : public KernelResultRequest<PatternSend, PatternReceive> {
    public:
     Request(StartedPattern* owner, kernels::ExchangeKind kind, int32_t sequence)
         : KernelResultRequest(
-              kind, sequence, [](const PatternReceive& args) { (void)args.pattern->Unpack(args.slots); },
-              PatternReceive{nullptr, &owner->pattern_}),
+              kind, sequence, PatternSend{.stamp = {}, .pattern = &owner->pattern_},
+              [](const PatternReceive& args) { (void)args.pattern->Unpack(args.round, args.slots); },
+              PatternReceive{.pattern = &owner->pattern_}),
           owner_(owner) {}
     void End(const Error* error) override {
       owner_->error_ = error == nullptr ? Error{} : *error;

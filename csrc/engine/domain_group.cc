@@ -107,21 +107,25 @@ Status DomainGroup::WaitPeers(std::span<const PeerHandle> handles, Deadline dead
     driver_->hub().Wait(deadline, settled);
   }
   std::string missing;
+  std::string first_missing;
   ErrorCode code = ErrorCode::kDeadlineExceeded;
   for (Peer* peer : peers) {
     const PeerState now = state(peer);
     if (now == PeerState::kReady) continue;
+    if (missing.empty()) first_missing = peer->label;
     if (!missing.empty()) missing += "; ";
     missing += peer->label;
     if (now == PeerState::kConnecting) {
       missing += " is still connecting";
     } else {
+      if (code != ErrorCode::kUnavailable) first_missing = peer->label;  // the one to look at
       code = ErrorCode::kUnavailable;
       missing += ": " + peer->cause.message;
     }
   }
   if (missing.empty()) return {};
-  return MakeError(code, "group '{}': peers not ready: {}", name(), missing);
+  return tl::unexpected<Error>(
+      Error{code, fmt::format("group '{}': peers not ready: {}", name(), missing), std::move(first_missing)});
 }
 
 void DomainGroup::RemovePeer(PeerHandle handle) {

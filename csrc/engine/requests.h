@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 
@@ -24,6 +25,9 @@ struct RequestOptions {
   Deadline deadline;
   // On the worker: must not block.
   WorkerCallback on_worker = {};
+  // Dropped once nothing of the request is in flight any more, on the worker, before anybody hears of the end (unless
+  // the deadline passed before).
+  std::shared_ptr<const void> keep_alive = {};
   // On the engine's callback thread; after on_worker.
   std::function<void(const Status&)> on_done = {};
 };

@@ -21,6 +21,7 @@ struct Watcher::Word {
 Watcher::~Watcher() { set_->Remove(*word_); }
 
 uint64_t* Watcher::word_address() const { return &word_->value; }
+std::shared_ptr<uint64_t> Watcher::word() const { return {word_, &word_->value}; }
 
 std::unique_ptr<Watcher> WatcherSet::Add(uint64_t initial, Watcher::Callback callback) {
   auto word = std::make_shared<Watcher::Word>();

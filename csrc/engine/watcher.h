@@ -29,6 +29,8 @@ class Watcher {
   // On a cache line of its own; lives as long as the watcher. Writers release, the poller acquires: what was written
   // before the word is visible to the callback.
   uint64_t* word_address() const;
+  // The same word for those who may outlive the watcher.
+  std::shared_ptr<uint64_t> word() const;
 
  private:
   friend class WatcherSet;

@@ -23,6 +23,8 @@ using PeerHandle = uint32_t;
 struct RequestOptions {
   // The request has ended by then, whatever happens: with kDeadlineExceeded if need be.
   Deadline deadline;
+  // False: kResourceExhausted at once where too much is under way, in place of waiting for room until the deadline.
+  bool wait_for_room = true;
   // On the worker: must not block.
   WorkerCallback on_worker = {};
   // Dropped once nothing of the request is in flight any more, on the worker, before anybody hears of the end (unless

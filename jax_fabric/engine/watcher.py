@@ -7,7 +7,10 @@ import types
 import numpy as np
 
 from jax_fabric import _core
-from jax_fabric.arguments import integer
+from jax_fabric.arguments import integer, microseconds, seconds
+from jax_fabric.errors import DeadlineExceeded
+
+_CLOSE_TIMEOUT_S = 10.0
 
 
 class Watcher:
@@ -37,12 +40,19 @@ class Watcher:
         """Loads with acquire."""
         return self._native.load()
 
-    def close(self) -> None:
+    def close(self, timeout_s: float = _CLOSE_TIMEOUT_S) -> None:
         """The callback does not run any more afterwards; idempotent.
 
-        Waits for one that is running, except from inside of it.
+        Waits for a call that is running, except from inside of it. Dropping a watcher waits for
+        nothing.
+
+        Raises:
+          DeadlineExceeded: that call has not returned by then; there will be no other one.
         """
-        self._native.close()
+        limit_s = seconds("timeout_s", timeout_s)
+        self._native.stop()
+        if not self._native.wait_until_returned(microseconds(limit_s)):
+            raise DeadlineExceeded(f"watcher: its callback has not returned within {limit_s:g} s")
 
     def __enter__(self) -> Watcher:
         """The watcher itself."""

@@ -50,6 +50,16 @@ void CloseEngine(HostEngine& self, int64_t timeout_us) {
   RaiseIfError(status);
 }
 
+void CloseEngines(int64_t timeout_us) {
+  bool all_closed = false;
+  {
+    const nb::gil_scoped_release released;
+    all_closed = HostEngine::CloseAll(timeout_us);
+  }
+  // What was left behind on purpose is no mistake of the bindings.
+  if (!all_closed) nb::set_leak_warnings(false);
+}
+
 void CloseRegion(HostRegionHandle& self) {
   Status status;
   {
@@ -130,7 +140,14 @@ void RegisterWatcher(nb::module_& m) {
       // Acquire, for words that somebody else releases.
       .def("load",
            [](const HostWatcher& self) { return std::atomic_ref(*self.word()).load(std::memory_order_acquire); })
-      .def("close", &HostWatcher::Close);
+      .def("stop", &HostWatcher::Stop)
+      .def(
+          "wait_until_returned",
+          [](const HostWatcher& self, int64_t timeout_us) {
+            return WaitInterruptibly(AfterTimeout(timeout_us),
+                                     [&](Deadline slice) { return self.WaitUntilReturned(slice); });
+          },
+          nb::arg("timeout_us"));
 }
 
 }  // namespace
@@ -159,7 +176,7 @@ void RegisterHostBindings(nb::module_& m) {
           nb::arg("initial"), nb::arg("callback"))
       .def("close", &CloseEngine, nb::arg("timeout_us"));
 
-  m.def("close_engines", &HostEngine::CloseAll, nb::arg("timeout_us"), nb::call_guard<nb::gil_scoped_release>());
+  m.def("close_engines", &CloseEngines, nb::arg("timeout_us"));
 }
 
 }  // namespace jax_fabric::ffi_layer

@@ -40,10 +40,14 @@ DomainGroup& Usable(const HostGroup& self) {
   return *self.group;
 }
 
-// submit(RequestOptions) -> Result<Transfer>, without the GIL: it copies, and waits when too much is under way.
+// What takes longer than this many copied indices would, gives up the GIL.
+constexpr size_t kManyPages = 4096;
+
+// submit(RequestOptions) -> Result<Transfer>. Keeps the GIL where that takes a microsecond: getting it back from another
+// thread that computes takes milliseconds.
 template <typename Submit>
 PendingPointer Run(const HostGroup& self, std::vector<std::shared_ptr<HostRegion>> sources, int64_t timeout_us,
-                   Submit submit) {
+                   Submit submit, bool is_long = false) {
   Usable(self);
   auto pending = std::make_shared<Pending>(self.engine);
   RequestOptions options;
@@ -51,9 +55,12 @@ PendingPointer Run(const HostGroup& self, std::vector<std::shared_ptr<HostRegion
   options.on_worker = pending->MakeCallback();
   options.keep_alive = pending->MakeKeepAlive(std::move(sources));
   const WorkerCallback callback = options.on_worker;
+  options.wait_for_room = false;
   Result<Transfer> transfer;
-  {
+  if (!is_long) transfer = submit(options);
+  if (is_long || (!transfer.has_value() && transfer.error().code == ErrorCode::kResourceExhausted)) {
     const nb::gil_scoped_release released;
+    options.wait_for_room = true;
     transfer = submit(std::move(options));
   }
   if (!transfer.has_value()) {
@@ -140,8 +147,10 @@ PendingPointer WritePages(const HostGroup& self, PeerHandle peer, uint64_t page_
   write.target = &target;
   write.target_pages = ToPageSet(target_pages);
   write.immediate = immediate;
-  return Run(self, Sources(self, &source), timeout_us,
-             [&](RequestOptions options) { return self.group->WritePages(write, std::move(options)); });
+  return Run(
+      self, Sources(self, &source), timeout_us,
+      [&](RequestOptions options) { return self.group->WritePages(write, std::move(options)); },
+      write.source_pages.indices.size() + write.target_pages.indices.size() > kManyPages);
 }
 
 HostScatterEntries ToEntries(const HostGroup& self, const std::vector<EntryArguments>& arguments) {

@@ -10,14 +10,12 @@
 #include "csrc/base/log.h"
 #include "csrc/engine/domains/local/local_domain.h"
 #include "csrc/ffi/environment.h"
+#include "csrc/ffi/host/fork_generation.h"
 
 namespace jax_fabric::ffi_layer {
 namespace {
 
 constexpr int64_t kRetireTimeoutUs = 5'000'000;
-
-// Relaxed: it changes in a child's only thread, before that thread goes on.
-std::atomic<uint64_t> forks{0};
 
 struct Registry {
   std::mutex mutex;
@@ -27,7 +25,8 @@ struct Registry {
   // Never destroyed: such a thread may be last.
   static Registry& Get() {
     static Registry* const registry = [] {
-      pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); });
+      // So that a child does not find the lock held by a thread that it does not have.
+      pthread_atfork([] { Get().mutex.lock(); }, [] { Get().mutex.unlock(); }, [] { Get().mutex.unlock(); });
       return new Registry;
     }();
     return *registry;
@@ -44,7 +43,7 @@ struct HostEngineDeleter {
   void operator()(HostEngine* engine) const { HostEngine::Retire(engine); }
 };
 
-HostEngine::HostEngine() : fork_generation_(forks.load(std::memory_order_relaxed)) {}
+HostEngine::HostEngine() : fork_generation_(ForkGeneration()) {}
 
 Result<std::shared_ptr<HostEngine>> HostEngine::Create(int worker_threads) {
   Registry& registry = Registry::Get();
@@ -71,7 +70,7 @@ Result<DomainGroup*> HostEngine::AddLocalGroup(const std::string& name) {
   return engine_->AddGroup(std::move(options));
 }
 
-bool HostEngine::InForkedChild() const { return forks.load(std::memory_order_relaxed) != fork_generation_; }
+bool HostEngine::InForkedChild() const { return ForkGeneration() != fork_generation_; }
 
 Status HostEngine::CheckProcess() const {
   if (!InForkedChild()) return {};
@@ -122,7 +121,7 @@ void HostEngine::Retire(HostEngine* self) {
   }).detach();
 }
 
-void HostEngine::CloseAll(int64_t timeout_us) {
+bool HostEngine::CloseAll(int64_t timeout_us) {
   const Deadline deadline = Deadline::After(SteadyClock::Get(), timeout_us);
   Registry& registry = Registry::Get();
   std::vector<std::weak_ptr<HostEngine>> engines;
@@ -130,19 +129,22 @@ void HostEngine::CloseAll(int64_t timeout_us) {
     std::lock_guard lock(registry.mutex);
     engines = registry.engines;
   }
+  bool all_closed = true;
   for (const auto& each : engines) {
     const std::shared_ptr<HostEngine> engine = each.lock();
-    if (engine == nullptr || engine->InForkedChild()) continue;
+    if (engine == nullptr) continue;
+    all_closed &= !engine->InForkedChild();
     if (const Status closed = engine->Close(MicrosecondsLeft(deadline)); !closed.has_value()) {
       Log(LogLevel::kWarning, "engine: at exit: {}", closed.error().message);
+      all_closed = false;
       // A callback that does not return must not keep the program from ending.
       static_cast<void>(new std::shared_ptr<HostEngine>(engine));
     }
   }
-  while (registry.retiring.load(std::memory_order_seq_cst) > 0 && !deadline.Passed(SteadyClock::Get())) {
+  while (registry.retiring.load(std::memory_order_seq_cst) > 0 && all_closed && !deadline.Passed(SteadyClock::Get())) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  PythonScope::Shut(deadline);
+  return PythonScope::Shut(deadline) && all_closed;
 }
 
 }  // namespace jax_fabric::ffi_layer

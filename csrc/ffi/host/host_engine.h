@@ -36,8 +36,9 @@ class HostEngine {
 
   // See TransferEngine::Close. Without the GIL.
   Status Close(int64_t timeout_us);
-  // For the interpreter's exit, without the GIL: closes every engine; callbacks do not run any more afterwards.
-  static void CloseAll(int64_t timeout_us);
+  // For the interpreter's exit, without the GIL: closes every engine; callbacks do not run any more afterwards. False:
+  // something was left as it is, because a callback does not return, or because it belongs to this process's parent.
+  static bool CloseAll(int64_t timeout_us);
 
  private:
   friend struct HostEngineDeleter;

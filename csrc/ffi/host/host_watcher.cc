@@ -1,5 +1,7 @@
 #include "csrc/ffi/host/host_watcher.h"
 
+#include <chrono>
+#include <thread>
 #include <utility>
 
 namespace jax_fabric::ffi_layer {
@@ -23,18 +25,23 @@ Result<std::unique_ptr<HostWatcher>> HostWatcher::Watch(std::shared_ptr<HostEngi
   return self;
 }
 
-void HostWatcher::Close() {
-  if (watcher_ == nullptr) return;
-  // A callback that is stuck at the interpreter's exit would be waited for.
-  if (engine_->InForkedChild() || PythonScope::IsShut()) {
-    static_cast<void>(watcher_.release());
-    return;
-  }
-  std::unique_ptr<Watcher> watcher = std::move(watcher_);
-  const nanobind::gil_scoped_release released;
-  watcher.reset();
+void HostWatcher::Stop() {
+  // In a forked child nobody polls, and the lock of the list may have been held.
+  if (!engine_->InForkedChild()) watcher_->Stop();
 }
 
-HostWatcher::~HostWatcher() { Close(); }
+bool HostWatcher::WaitUntilReturned(Deadline deadline) const {
+  while (!engine_->InForkedChild() && watcher_->running()) {
+    if (deadline.Passed(SteadyClock::Get())) return false;
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+  return true;
+}
+
+HostWatcher::~HostWatcher() {
+  Stop();
+  // Its destructor would wait for the callback, which may want the GIL, or never return. What that uses is shared.
+  if (engine_->InForkedChild() || watcher_->running()) static_cast<void>(watcher_.release());
+}
 
 }  // namespace jax_fabric::ffi_layer

@@ -24,8 +24,10 @@ class HostWatcher {
 
   // Lives longer than the watcher, if somebody holds it.
   std::shared_ptr<uint64_t> word() const { return word_; }
-  // The callback does not run any more afterwards, except from inside of itself. With the GIL, which it gives up.
-  void Close();
+  // The callback is not called any more. Idempotent, any thread.
+  void Stop();
+  // Without the GIL. False: the callback has not returned by then.
+  bool WaitUntilReturned(Deadline deadline) const;
 
  private:
   HostWatcher() = default;

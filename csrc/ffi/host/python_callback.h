@@ -4,15 +4,20 @@
 
 #include <nanobind/nanobind.h>
 
+#include <cstdint>
+
 #include "csrc/base/clock.h"
 
 namespace jax_fabric::ffi_layer {
 
 // The GIL, on any thread. Not entered from the interpreter's exit on: then nothing of Python may be touched.
+//
+// Leave() ends it, not a destructor: an interpreter that exits ends a thread that waits for the GIL, inside of a callback
+// for example, by unwinding its stack, and must not be called on the way.
 class PythonScope {
  public:
   PythonScope();
-  ~PythonScope();
+  void Leave();
   PythonScope(const PythonScope&) = delete;
   PythonScope& operator=(const PythonScope&) = delete;
   explicit operator bool() const { return entered_; }
@@ -24,6 +29,7 @@ class PythonScope {
 
  private:
   bool entered_ = false;
+  uint64_t fork_generation_ = 0;
   PyGILState_STATE state_{};
 };
 
@@ -42,8 +48,10 @@ class PythonCallback {
   // `make_arguments`, with the GIL, gives a new tuple, or null with a Python error set.
   template <typename MakeArguments>
   void operator()(MakeArguments make_arguments) {
-    const PythonScope python;
-    if (python && function_ != nullptr) Run(make_arguments());
+    PythonScope python;
+    if (!python) return;
+    if (function_ != nullptr) Run(make_arguments());
+    python.Leave();
   }
 
   // It is not called any more. Breaks cycles of functions that refer to what calls them. Any thread.

@@ -1,4 +1,4 @@
-"""Checks of arguments that several parts of the API share; each names the argument and its value."""
+"""Checks of arguments that parts of the API share; each names the argument and its value."""
 
 from __future__ import annotations
 

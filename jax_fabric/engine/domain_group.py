@@ -172,9 +172,7 @@ class DomainGroup:
 
     def write_immediates(self, peer: Peer, max_nbytes: int) -> int:
         """How many immediates a ``write`` of at most ``max_nbytes`` brings; equal on both sides."""
-        return self._native.write_immediates(
-            self._handle(peer), integer("max_nbytes", max_nbytes)
-        )
+        return self._native.write_immediates(self._handle(peer), integer("max_nbytes", max_nbytes))
 
     def scatter_immediates(self, peer: Peer, max_nbytes: int) -> int:
         """How many immediates a scatter entry of at most ``max_nbytes`` brings."""

@@ -44,9 +44,7 @@ class Pending:
           Cancelled: it was cancelled, or the engine was closed.
           FabricError: anything else.
         """
-        limit_s = (
-            self._timeout_s + _GRACE_S if timeout_s is None else seconds("timeout_s", timeout_s)
-        )
+        limit_s = self._wait_limit_s(timeout_s)
         if not self._native.wait(microseconds(limit_s)):
             raise DeadlineExceeded(
                 f"{self._what} has not ended within {limit_s:g} s; it goes on until its own "
@@ -76,6 +74,11 @@ class Pending:
         """
         function("callback", callback)
         self._native.add_done_callback(callback, self)
+
+    def _wait_limit_s(self, timeout_s: float | None) -> float:
+        if timeout_s is None:
+            return self._timeout_s + _GRACE_S
+        return seconds("timeout_s", timeout_s)
 
     def __repr__(self) -> str:
         """What it is, and how it stands."""

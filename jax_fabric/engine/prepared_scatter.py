@@ -8,7 +8,7 @@ from jax_fabric.engine.pending import Pending
 
 
 class PreparedScatter:
-    """A scatter whose plan is made once; see ``DomainGroup.prepare_scatter``. One post at a time."""
+    """A scatter that was planned once; see ``DomainGroup.prepare_scatter``. One post at a time."""
 
     __slots__ = ("__weakref__", "_entries", "_native", "_timeout_s")
 

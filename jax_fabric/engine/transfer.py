@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jax_fabric.arguments import microseconds, seconds
+from jax_fabric.arguments import microseconds
 from jax_fabric.engine.pending import Pending
 from jax_fabric.errors import DeadlineExceeded
 
@@ -35,8 +35,8 @@ class Transfer(Pending):
         """Waits until ``drained()``.
 
         Raises:
-          DeadlineExceeded: it is not, by then; default: as of ``wait``.
+          DeadlineExceeded: it is not, by then; the default is that of ``wait``.
         """
-        limit_s = self._timeout_s if timeout_s is None else seconds("timeout_s", timeout_s)
+        limit_s = self._wait_limit_s(timeout_s)
         if not self._native.wait_drained(microseconds(limit_s)):
             raise DeadlineExceeded(f"{self._what} is still in flight after {limit_s:g} s")

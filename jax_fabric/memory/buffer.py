@@ -66,8 +66,8 @@ def _view_of_jax(array: jax.Array) -> np.ndarray:
     devices = sorted(array.sharding.device_set, key=lambda device: device.id)
     if len(devices) != 1 or devices[0].platform != "cpu":
         raise InvalidArgument(
-            f"buffer: a jax.Array on {', '.join(map(str, devices))}: must be on one CPU device; of a "
-            f"sharded array register x.addressable_shards[i].data"
+            f"buffer: a jax.Array on {', '.join(map(str, devices))}: must be on one CPU device; of "
+            f"a sharded array register x.addressable_shards[i].data"
         )
     view = np.asarray(array)
     if view.nbytes and address_of(view)[0] != array.unsafe_buffer_pointer():

@@ -84,14 +84,16 @@ void RegisterMemoryBindings(nb::module_& m) {
 
   nb::class_<HostRegionHandle>(m, "Region")
       .def("describe", &Describe)
-      .def_prop_ro("address",
-                   [](const HostRegionHandle& self) { return reinterpret_cast<uint64_t>(self.region()->memory().address); })
+      .def_prop_ro(
+          "address",
+          [](const HostRegionHandle& self) { return reinterpret_cast<uint64_t>(self.region()->memory().address); })
       .def_prop_ro("nbytes", [](const HostRegionHandle& self) { return self.region()->memory().length; })
       .def_prop_ro("registered", [](const HostRegionHandle& self) { return self.region()->registered(); })
       .def("close", &CloseRegion);
 
   nb::class_<SharedMemory>(m, "SharedMemory")
-      .def(nb::new_([](uint64_t nbytes) { return std::make_unique<SharedMemory>(ValueOrRaise(AllocateShared(nbytes))); }),
+      .def(nb::new_(
+               [](uint64_t nbytes) { return std::make_unique<SharedMemory>(ValueOrRaise(AllocateShared(nbytes))); }),
            nb::arg("nbytes"))
       .def_prop_ro("__array_interface__",
                    [](const SharedMemory& self) { return ArrayInterface(self.data(), self.size(), "|u1"); });

@@ -43,8 +43,8 @@ DomainGroup& Usable(const HostGroup& self) {
 // What takes longer than this many copied indices would, gives up the GIL.
 constexpr size_t kManyPages = 4096;
 
-// submit(RequestOptions) -> Result<Transfer>. Keeps the GIL where that takes a microsecond: getting it back from another
-// thread that computes takes milliseconds.
+// submit(RequestOptions) -> Result<Transfer>. Keeps the GIL where that takes a microsecond: getting it back from
+// another thread that computes takes milliseconds.
 template <typename Submit>
 PendingPointer Run(const HostGroup& self, std::vector<std::shared_ptr<HostRegion>> sources, int64_t timeout_us,
                    Submit submit, bool is_long = false) {
@@ -219,8 +219,9 @@ PendingPointer Barrier(const HostGroup& self, const std::vector<BarrierArguments
 }
 
 PendingPointer Send(const HostGroup& self, PeerHandle peer, const nb::bytes& message, int64_t timeout_us) {
-  return Run(self, {}, timeout_us,
-             [&, view = View(message)](RequestOptions options) { return self.group->Send(peer, view, std::move(options)); });
+  return Run(self, {}, timeout_us, [&, view = View(message)](RequestOptions options) {
+    return self.group->Send(peer, view, std::move(options));
+  });
 }
 
 void ReceiveMessages(const HostGroup& self, const nb::object& function, uint32_t buffers, uint64_t max_nbytes) {
@@ -243,9 +244,7 @@ void ReceiveMessages(const HostGroup& self, const nb::object& function, uint32_t
 
 void RegisterGroupBindings(nb::module_& m) {
   nb::class_<HostScatter>(m, "PreparedScatter")
-      .def(
-          "set_nbytes",
-          &SetScatterLength, nb::arg("entry"), nb::arg("nbytes"))
+      .def("set_nbytes", &SetScatterLength, nb::arg("entry"), nb::arg("nbytes"))
       .def("post", &PostScatter, nb::arg("timeout_us"));
 
   nb::class_<HostGroup>(m, "DomainGroup")

@@ -108,8 +108,8 @@ void HostEngine::Retire(HostEngine* self) {
     delete self;
     return;
   }
-  // Nobody has closed it. Closing waits for the engine's threads, one of which may be this one, and for callbacks, which
-  // want the GIL, which this thread may hold.
+  // Nobody has closed it. Closing waits for the engine's threads, one of which may be this one, and for callbacks,
+  // which want the GIL, which this thread may hold.
   Registry::Get().retiring.fetch_add(1, std::memory_order_seq_cst);
   std::thread([self] {
     if (const Status closed = self->Close(kRetireTimeoutUs); !closed.has_value()) {

@@ -17,8 +17,8 @@ struct Deleter {
 Result<std::shared_ptr<HostRegion>> HostRegion::Register(const HostGroup& group, const nanobind::object& owner,
                                                          uint64_t address, uint64_t length, Access access) {
   JF_RETURN_IF_ERROR(group.engine->CheckProcess());
-  JF_ASSIGN_OR_RETURN(const RegisteredMemory memory, group.group->RegisterMemory(reinterpret_cast<void*>(address),
-                                                                                 length, MemoryKind::kHost, access));
+  JF_ASSIGN_OR_RETURN(const RegisteredMemory memory,
+                      group.group->RegisterMemory(reinterpret_cast<void*>(address), length, MemoryKind::kHost, access));
   std::shared_ptr<HostRegion> region(new HostRegion, Deleter{&HostRegion::Retire});
   region->group_ = group;
   region->memory_ = memory;

@@ -10,12 +10,10 @@ Result<std::unique_ptr<HostWatcher>> HostWatcher::Watch(std::shared_ptr<HostEngi
                                                         const nanobind::object& callback) {
   JF_RETURN_IF_ERROR(engine->CheckProcess());
   auto shared = std::make_shared<PythonCallback>(callback);
-  JF_ASSIGN_OR_RETURN(std::unique_ptr<Watcher> watcher,
-                      engine->engine().Watch(initial, [shared](uint64_t old_value, uint64_t new_value) {
-                        (*shared)([&] {
-                          return PyTuple_Pack(2, nanobind::int_(old_value).ptr(), nanobind::int_(new_value).ptr());
-                        });
-                      }));
+  JF_ASSIGN_OR_RETURN(std::unique_ptr<Watcher> watcher, engine->engine().Watch(initial, [shared](uint64_t old_value,
+                                                                                                 uint64_t new_value) {
+    (*shared)([&] { return PyTuple_Pack(2, nanobind::int_(old_value).ptr(), nanobind::int_(new_value).ptr()); });
+  }));
   engine->ClearAtClose(shared);
   std::unique_ptr<HostWatcher> self(new HostWatcher);
   self->engine_ = std::move(engine);

@@ -50,7 +50,9 @@ WorkerCallback Pending::MakeCallback() {
   return callback;
 }
 
-void Pending::Forget(const WorkerCallback& callback) { delete static_cast<std::shared_ptr<Pending>*>(callback.context); }
+void Pending::Forget(const WorkerCallback& callback) {
+  delete static_cast<std::shared_ptr<Pending>*>(callback.context);
+}
 
 std::shared_ptr<const void> Pending::MakeKeepAlive(std::vector<std::shared_ptr<HostRegion>> sources) {
   auto in_flight = std::make_shared<InFlight>();

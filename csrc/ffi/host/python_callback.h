@@ -12,8 +12,8 @@ namespace jax_fabric::ffi_layer {
 
 // The GIL, on any thread. Not entered from the interpreter's exit on: then nothing of Python may be touched.
 //
-// Leave() ends it, not a destructor: an interpreter that exits ends a thread that waits for the GIL, inside of a callback
-// for example, by unwinding its stack, and must not be called on the way.
+// Leave() ends it, not a destructor: an interpreter that exits ends a thread that waits for the GIL, inside of a
+// callback for example, by unwinding its stack, and must not be called on the way.
 class PythonScope {
  public:
   PythonScope();

@@ -1,4 +1,4 @@
-"""Other processes of engine_test."""
+"""Other processes of engine_processes_test."""
 
 import gc
 import os

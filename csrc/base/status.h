@@ -39,6 +39,9 @@ std::string_view ErrorCodeName(ErrorCode code);
 struct [[nodiscard]] Error {
   ErrorCode code = ErrorCode::kUnknown;
   std::string message;
+  // Whom it concerns, where that is known: "peer 3 'decoder-1'" and "mlx5_0". `message` says it, too.
+  std::string peer = {};
+  std::string nic = {};
 };
 
 template <typename T>

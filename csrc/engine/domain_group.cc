@@ -107,21 +107,25 @@ Status DomainGroup::WaitPeers(std::span<const PeerHandle> handles, Deadline dead
     driver_->hub().Wait(deadline, settled);
   }
   std::string missing;
+  std::string first_missing;
   ErrorCode code = ErrorCode::kDeadlineExceeded;
   for (Peer* peer : peers) {
     const PeerState now = state(peer);
     if (now == PeerState::kReady) continue;
+    if (missing.empty()) first_missing = peer->label;
     if (!missing.empty()) missing += "; ";
     missing += peer->label;
     if (now == PeerState::kConnecting) {
       missing += " is still connecting";
     } else {
+      if (code != ErrorCode::kUnavailable) first_missing = peer->label;  // the one to look at
       code = ErrorCode::kUnavailable;
       missing += ": " + peer->cause.message;
     }
   }
   if (missing.empty()) return {};
-  return MakeError(code, "group '{}': peers not ready: {}", name(), missing);
+  return tl::unexpected<Error>(
+      Error{code, fmt::format("group '{}': peers not ready: {}", name(), missing), std::move(first_missing)});
 }
 
 void DomainGroup::RemovePeer(PeerHandle handle) {
@@ -217,7 +221,7 @@ Result<std::unique_ptr<PreparedScatter>> DomainGroup::PrepareScatter(std::span<c
 Result<Transfer> DomainGroup::Write(const SingleWrite& write, RequestOptions options) {
   JF_RETURN_IF_ERROR(CheckAccepting("write"));
   JF_ASSIGN_OR_RETURN(const ShardedOperation::Write plan, planner_->Plan(write));
-  JF_ASSIGN_OR_RETURN(Submission * submission, submissions_->Take(options.deadline));
+  JF_ASSIGN_OR_RETURN(Submission * submission, submissions_->Take(options));
   Transfer transfer(submission);
   submission->sharded.Reset("write", Operation::OnFailure::kWithdraw);
   submission->sharded.Add(plan);
@@ -228,7 +232,7 @@ Result<Transfer> DomainGroup::Write(const SingleWrite& write, RequestOptions opt
 Result<Transfer> DomainGroup::WritePages(const PagedWrites& write, RequestOptions options) {
   JF_RETURN_IF_ERROR(CheckAccepting("paged write"));
   JF_ASSIGN_OR_RETURN(const PagedOperation::Plan plan, planner_->Plan(write));
-  JF_ASSIGN_OR_RETURN(Submission * submission, submissions_->Take(options.deadline));
+  JF_ASSIGN_OR_RETURN(Submission * submission, submissions_->Take(options));
   Transfer transfer(submission);
   submission->paged.SetPlan(plan);
   submission->Submit(&submission->paged, std::move(options));
@@ -237,7 +241,7 @@ Result<Transfer> DomainGroup::WritePages(const PagedWrites& write, RequestOption
 
 Result<Transfer> DomainGroup::Scatter(std::span<const ScatterEntry> entries, RequestOptions options) {
   JF_RETURN_IF_ERROR(CheckAccepting("scatter"));
-  JF_ASSIGN_OR_RETURN(Submission * submission, submissions_->Take(options.deadline));
+  JF_ASSIGN_OR_RETURN(Submission * submission, submissions_->Take(options));
   Transfer transfer(submission);
   submission->sharded.Reset("scatter", Operation::OnFailure::kContinue);
   for (size_t i = 0; i < entries.size(); ++i) {
@@ -250,7 +254,7 @@ Result<Transfer> DomainGroup::Scatter(std::span<const ScatterEntry> entries, Req
 
 Result<Transfer> DomainGroup::Barrier(std::span<const BarrierTarget> targets, RequestOptions options) {
   JF_RETURN_IF_ERROR(CheckAccepting("barrier"));
-  JF_ASSIGN_OR_RETURN(Submission * submission, submissions_->Take(options.deadline));
+  JF_ASSIGN_OR_RETURN(Submission * submission, submissions_->Take(options));
   Transfer transfer(submission);
   submission->sharded.Reset("barrier", Operation::OnFailure::kContinue);
   for (size_t i = 0; i < targets.size(); ++i) {
@@ -273,9 +277,9 @@ Result<Transfer> DomainGroup::Send(PeerHandle handle, ByteView message, RequestO
                      "memory instead",
                      name(), peer->label, message.size(), limit);
   }
-  JF_ASSIGN_OR_RETURN(Submission * submission, submissions_->Take(options.deadline));
+  JF_ASSIGN_OR_RETURN(Submission * submission, submissions_->Take(options));
   Transfer transfer(submission);
-  JF_ASSIGN_OR_RETURN(const MessagePool::Slot slot, messages_->TakeSlot(*driver_, options.deadline));
+  JF_ASSIGN_OR_RETURN(const MessagePool::Slot slot, messages_->TakeSlot(*driver_, options));
   std::copy(message.begin(), message.end(), slot.data);
   submission->SetMessageSlot(messages_.get(), slot.index);
   submission->send.SetMessage(peer, slot.data, slot.local_key, message.size());

@@ -142,7 +142,8 @@ PostResult GroupDriver::TryPost(Stream& stream) {
 void GroupDriver::DropStream(Stream& stream, ErrorCode code, std::string_view cause) {
   Operation& operation = *stream.operation;
   if (!operation.failed()) {
-    operation.Fail(code, fmt::format("{} over {}: {}", stream.lane->peer->label, stream.lane->domain->name(), cause));
+    const Lane& lane = *stream.lane;
+    operation.Fail(code, fmt::format("{} over {}: {}", lane.peer->label, lane.domain->name(), cause), &lane);
   }
   if (stream.queued) Unqueue(stream);
   if (operation.on_failure_ == Operation::OnFailure::kWithdraw) Withdraw(operation);
@@ -293,10 +294,7 @@ bool GroupDriver::ExpireDeadlines(int64_t now_ns) {
 }
 
 void GroupDriver::Expire(Operation& operation) {
-  if (!operation.failed()) {
-    operation.Fail(ErrorCode::kDeadlineExceeded,
-                   fmt::format("the deadline passed, waiting for {}", operation.Laggards()));
-  }
+  operation.FailLate();
   Withdraw(operation);
   if (operation.finished()) return SettleIfFinished(operation);
   operation.reported_ = true;

@@ -42,11 +42,11 @@ Status MessagePool::MakeSendSlots(GroupDriver& driver) {
   return {};
 }
 
-Result<MessagePool::Slot> MessagePool::TakeSlot(GroupDriver& driver, Deadline deadline) {
+Result<MessagePool::Slot> MessagePool::TakeSlot(GroupDriver& driver, const RequestOptions& options) {
   if (!has_send_slots_.load(std::memory_order_acquire)) JF_RETURN_IF_ERROR(MakeSendSlots(driver));
   std::optional<uint32_t> index = free_.Pop();
-  if (!index.has_value() && !Waker::OnWorker()) {
-    driver.hub().Wait(deadline, [&] { return (index = free_.Pop()).has_value(); });
+  if (!index.has_value() && options.wait_for_room && !Waker::OnWorker()) {
+    driver.hub().Wait(options.deadline, [&] { return (index = free_.Pop()).has_value(); });
   }
   if (!index.has_value()) {
     return MakeError(ErrorCode::kResourceExhausted,

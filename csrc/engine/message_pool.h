@@ -34,7 +34,7 @@ class MessagePool final : public ReceiveHandler {
   // --- sends
   uint64_t max_send_bytes() const { return max_send_bytes_; }
   // Waits like SubmissionPool::Take. The first call allocates and registers the slots.
-  Result<Slot> TakeSlot(GroupDriver& driver, Deadline deadline);
+  Result<Slot> TakeSlot(GroupDriver& driver, const RequestOptions& options);
   void ReturnSlot(uint32_t index);
 
   // --- receives: once

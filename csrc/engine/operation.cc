@@ -13,6 +13,8 @@ void Operation::Rewind() {
   reported_ = false;
   error_.code = ErrorCode::kOk;
   error_.message.clear();
+  error_.peer.clear();
+  error_.nic.clear();
   for (Stream& stream : streams()) {
     stream.operation = this;
     stream.next_index = stream.in_flight = 0;
@@ -20,9 +22,12 @@ void Operation::Rewind() {
   }
 }
 
-void Operation::Fail(ErrorCode code, std::string cause) {
+void Operation::Fail(ErrorCode code, std::string cause, const Lane* lane) {
   if (failed()) return;
   error_ = Error{code == ErrorCode::kOk ? ErrorCode::kUnknown : code, std::move(cause)};
+  if (lane == nullptr) return;
+  error_.peer = lane->peer->label;
+  error_.nic = lane->domain->name();
 }
 
 Error Operation::Describe(std::string_view group) const {
@@ -30,10 +35,11 @@ Error Operation::Describe(std::string_view group) const {
   if (in_flight_ > 0) {
     message += fmt::format(", {} still in flight: its memory may be read and written until they end", in_flight_);
   }
-  return Error{error_.code, std::move(message)};
+  return Error{error_.code, std::move(message), error_.peer, error_.nic};
 }
 
-std::string Operation::Laggards() {
+void Operation::FailLate() {
+  if (failed()) return;
   const Stream* first = nullptr;
   uint64_t others = 0;
   for (const Stream& stream : streams()) {
@@ -44,10 +50,11 @@ std::string Operation::Laggards() {
       ++others;
     }
   }
-  if (first == nullptr) return "nobody";
-  std::string text = fmt::format("{} over {}", first->lane->peer->label, first->lane->domain->name());
-  if (others > 0) text += fmt::format(" (and {} more)", others);
-  return text;
+  if (first == nullptr) return Fail(ErrorCode::kDeadlineExceeded, "the deadline passed");
+  std::string cause =
+      fmt::format("the deadline passed, waiting for {} over {}", first->lane->peer->label, first->lane->domain->name());
+  if (others > 0) cause += fmt::format(" (and {} more)", others);
+  Fail(ErrorCode::kDeadlineExceeded, std::move(cause), first->lane);
 }
 
 }  // namespace jax_fabric

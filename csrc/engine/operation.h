@@ -65,12 +65,12 @@ class Operation : public DriverRequest, public DeadlineNode {
   bool finished() const { return in_flight_ == 0 && queued_streams_ == 0; }
   void Rewind();
   // Only the first one is kept.
-  void Fail(ErrorCode code, std::string cause);
+  void Fail(ErrorCode code, std::string cause, const Lane* lane = nullptr);
   bool failed() const { return error_.code != ErrorCode::kOk; }
   // "scatter: <cause>; 3 of 8 writes done, 2 still in flight"
   Error Describe(std::string_view group) const;
-  // Peers that have not done their part, for deadlines: "peer 1 'b' over mlx5_0 (and 3 more)".
-  std::string Laggards();
+  // The deadline passed: names the peers that have not done their part, "peer 1 'b' over mlx5_0 (and 3 more)".
+  void FailLate();
 
   std::string_view verb_;
   OnFailure on_failure_;

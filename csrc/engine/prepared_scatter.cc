@@ -10,6 +10,7 @@ class PreparedScatterHandle final : public PreparedScatter {
  public:
   explicit PreparedScatterHandle(ScatterState* state) : state_(state) {}
   ~PreparedScatterHandle() override { state_->Abandon(); }
+  bool idle() const override { return state_->idle(); }
   void SetLength(size_t entry, uint64_t length) override { state_->SetLength(entry, length); }
   Status Post(Deadline deadline, WorkerCallback callback) override { return state_->Post(deadline, callback); }
 

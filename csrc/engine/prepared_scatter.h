@@ -19,6 +19,7 @@ class ScatterState final : public OperationOwner {
   static Result<std::unique_ptr<PreparedScatter>> Prepare(GroupDriver& driver, const RequestPlanner& planner,
                                                           std::span<const ScatterEntry> entries);
 
+  bool idle() const { return state_.load(std::memory_order_acquire) == kIdle; }  // partner: Release
   void SetLength(size_t entry, uint64_t length);
   Status Post(Deadline deadline, WorkerCallback callback);
   // The handle is gone: frees itself now, or when nothing is in flight any more.

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 
@@ -22,8 +23,13 @@ using PeerHandle = uint32_t;
 struct RequestOptions {
   // The request has ended by then, whatever happens: with kDeadlineExceeded if need be.
   Deadline deadline;
+  // False: kResourceExhausted at once where too much is under way, in place of waiting for room until the deadline.
+  bool wait_for_room = true;
   // On the worker: must not block.
   WorkerCallback on_worker = {};
+  // Dropped once nothing of the request is in flight any more, on the worker, before anybody hears of the end (unless
+  // the deadline passed before).
+  std::shared_ptr<const void> keep_alive = {};
   // On the engine's callback thread; after on_worker.
   std::function<void(const Status&)> on_done = {};
 };

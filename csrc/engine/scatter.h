@@ -32,7 +32,9 @@ class PreparedScatter {
  public:
   // To be destroyed before the engine. While writes of an expired post are still in flight this is allowed, too.
   virtual ~PreparedScatter() = default;
-  // Between posts only.
+  // Whether it can be posted: no post is under way, and none that expired is in flight.
+  virtual bool idle() const = 0;
+  // While idle only.
   virtual void SetLength(size_t entry, uint64_t length) = 0;
   // `callback` when all writes are locally complete, or with the first error; then the scatter may be posted again,
   // also from inside the callback. After kDeadlineExceeded it may be posted again only once the writes that are still

@@ -40,6 +40,7 @@ void Submission::OnSettled(const Error* error, Settlement settlement) {
   if (settlement != Settlement::kReported) {
     active_ = false;
     if (message_pool_ != nullptr) std::exchange(message_pool_, nullptr)->ReturnSlot(message_slot_);
+    options_.keep_alive.reset();
     drained_.store(true, std::memory_order_release);
   }
   if (settlement != Settlement::kDrained) Publish(error);

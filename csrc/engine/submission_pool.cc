@@ -31,10 +31,11 @@ Submission* SubmissionPool::TryTake() {
   return submission;
 }
 
-Result<Submission*> SubmissionPool::Take(Deadline deadline) {
+Result<Submission*> SubmissionPool::Take(const RequestOptions& options) {
   Submission* submission = TryTake();
   if (submission != nullptr) return submission;
-  const bool found = !Waker::OnWorker() && driver_.hub().Wait(deadline, [&] {
+  const bool may_wait = options.wait_for_room && !Waker::OnWorker();
+  const bool found = may_wait && driver_.hub().Wait(options.deadline, [&] {
     submission = TryTake();
     return submission != nullptr;
   });

@@ -19,8 +19,9 @@ class SubmissionPool {
  public:
   SubmissionPool(GroupDriver& driver, Executor& executor, uint32_t max_requests);
 
-  // Waits for one to come back where all are in use, on a worker not at all; then kResourceExhausted.
-  Result<Submission*> Take(Deadline deadline);
+  // Waits for one to come back where all are in use, if the options let it and never on a worker; then
+  // kResourceExhausted.
+  Result<Submission*> Take(const RequestOptions& options);
   void Return(Submission* submission);
 
  private:

@@ -18,9 +18,21 @@ struct Watcher::Word {
   std::atomic<std::thread::id> runner{};  // relaxed: a thread asks only whether it is itself
 };
 
-Watcher::~Watcher() { set_->Remove(*word_); }
+Watcher::~Watcher() {
+  Stop();
+  // Waits for user code and for nothing else; there is no deadline that would make returning earlier safe.
+  while (running()) std::this_thread::yield();
+}
+
+void Watcher::Stop() { set_->Remove(*word_); }
+
+bool Watcher::running() const {
+  return word_->running.load(std::memory_order_seq_cst) &&
+         word_->runner.load(std::memory_order_relaxed) != std::this_thread::get_id();
+}
 
 uint64_t* Watcher::word_address() const { return &word_->value; }
+std::shared_ptr<uint64_t> Watcher::word() const { return {word_, &word_->value}; }
 
 std::unique_ptr<Watcher> WatcherSet::Add(uint64_t initial, Watcher::Callback callback) {
   auto word = std::make_shared<Watcher::Word>();
@@ -34,16 +46,11 @@ std::unique_ptr<Watcher> WatcherSet::Add(uint64_t initial, Watcher::Callback cal
 }
 
 void WatcherSet::Remove(Watcher::Word& word) {
-  word.removed.store(true, std::memory_order_seq_cst);
-  {
-    std::lock_guard lock(mutex_);
-    std::erase_if(words_, [&](const auto& other) { return other.get() == &word; });
-    size_.store(words_.size(), std::memory_order_relaxed);
-    version_.fetch_add(1, std::memory_order_release);
-  }
-  if (word.runner.load(std::memory_order_relaxed) == std::this_thread::get_id()) return;
-  // Waits for user code and for nothing else; there is no deadline that would make returning earlier safe.
-  while (word.running.load(std::memory_order_seq_cst)) std::this_thread::yield();
+  if (word.removed.exchange(true, std::memory_order_seq_cst)) return;
+  std::lock_guard lock(mutex_);
+  std::erase_if(words_, [&](const auto& other) { return other.get() == &word; });
+  size_.store(words_.size(), std::memory_order_relaxed);
+  version_.fetch_add(1, std::memory_order_release);
 }
 
 bool WatcherSet::Poll() {

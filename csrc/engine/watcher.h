@@ -21,7 +21,7 @@ class Watcher {
  public:
   using Callback = std::function<void(uint64_t old_value, uint64_t new_value)>;
 
-  // After it returns the callback does not run any more, except where it is called from that callback itself.
+  // Waits while running().
   ~Watcher();
   Watcher(const Watcher&) = delete;
   Watcher& operator=(const Watcher&) = delete;
@@ -29,6 +29,13 @@ class Watcher {
   // On a cache line of its own; lives as long as the watcher. Writers release, the poller acquires: what was written
   // before the word is visible to the callback.
   uint64_t* word_address() const;
+  // The same word for those who may outlive the watcher.
+  std::shared_ptr<uint64_t> word() const;
+
+  // The callback is not called any more; a call may be running(). Idempotent.
+  void Stop();
+  // A call of the callback has not returned. False on the thread that makes this call.
+  bool running() const;
 
  private:
   friend class WatcherSet;

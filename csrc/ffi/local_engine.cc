@@ -4,26 +4,15 @@
 
 #include <algorithm>
 
-#include "csrc/base/config.h"
 #include "csrc/base/log.h"
 #include "csrc/engine/domains/local/local_domain.h"
 #include "csrc/ffi/context_table.h"
+#include "csrc/ffi/environment.h"
 
 namespace jax_fabric::ffi_layer {
-namespace {
-
-// They steer the build and the tests (docs/building.md); one that is still set is not a mistake.
-const std::string kBuildVariables[] = {
-    "JAX_FABRIC_BAZEL_ARGS", "JAX_FABRIC_CUDA",           "JAX_FABRIC_INCLUDE_PATH", "JAX_FABRIC_JAXLIB",
-    "JAX_FABRIC_NANOBIND",   "JAX_FABRIC_PYTHON_INCLUDE", "JAX_FABRIC_RDMA",         "JAX_FABRIC_SOAK",
-};
-
-}  // namespace
 
 Result<std::unique_ptr<LocalEngine>> LocalEngine::Create(int worker_threads) {
-  JF_ASSIGN_OR_RETURN(const Config config, LoadConfig(kBuildVariables));
-  SetLogLevel(config.log);
-  EngineOptions options = EngineOptionsFrom(config);
+  JF_ASSIGN_OR_RETURN(EngineOptions options, EngineOptionsFromEnvironment());
   if (worker_threads > 0) options.workers = static_cast<uint32_t>(worker_threads);
   JF_ASSIGN_OR_RETURN(std::unique_ptr<TransferEngine> engine, TransferEngine::Create(options));
   std::unique_ptr<LocalEngine> local(new LocalEngine);

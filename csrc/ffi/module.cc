@@ -8,6 +8,7 @@
 #include <atomic>
 
 #include "csrc/ffi/context_table.h"
+#include "csrc/ffi/host/bindings.h"
 #include "csrc/ffi/local_engine.h"
 #include "csrc/ffi/moe_handlers.h"
 #include "csrc/ffi/python_errors.h"
@@ -95,6 +96,8 @@ void ReserveHandles(int64_t first_free) {
 }  // namespace
 
 NB_MODULE(_core, m) {
+  RegisterHostBindings(m);
+
   m.def("ffi_api_version", [] { return nb::make_tuple(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR); });
   m.def("ffi_targets", &FfiTargets);
   m.def("ffi_types", &FfiTypes);

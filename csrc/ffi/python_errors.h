@@ -4,18 +4,16 @@
 
 #include <nanobind/nanobind.h>
 
+#include <utility>
+
 #include "csrc/base/status.h"
 
 namespace jax_fabric::ffi_layer {
 
-// ValueError for wrong arguments, TimeoutError for deadlines, RuntimeError for the rest.
-[[noreturn]] inline void Raise(const Error& error) {
-  PyObject* type = PyExc_RuntimeError;
-  if (error.code == ErrorCode::kInvalidArgument || error.code == ErrorCode::kOutOfRange) type = PyExc_ValueError;
-  if (error.code == ErrorCode::kDeadlineExceeded) type = PyExc_TimeoutError;
-  PyErr_SetString(type, error.message.c_str());
-  throw nanobind::python_error();
-}
+// An instance of what jax_fabric.errors has for the code. With the GIL.
+nanobind::object ToException(const Error& error);
+
+[[noreturn]] void Raise(const Error& error);
 
 template <typename T>
 T ValueOrRaise(Result<T> result) {

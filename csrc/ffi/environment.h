@@ -1,0 +1,14 @@
+#ifndef JAX_FABRIC_FFI_ENVIRONMENT_H_
+#define JAX_FABRIC_FFI_ENVIRONMENT_H_
+
+#include "csrc/base/status.h"
+#include "csrc/engine/engine_options.h"
+
+namespace jax_fabric::ffi_layer {
+
+// What the environment says about engines (docs/configuration.md); sets the log level, too.
+Result<EngineOptions> EngineOptionsFromEnvironment();
+
+}  // namespace jax_fabric::ffi_layer
+
+#endif  // JAX_FABRIC_FFI_ENVIRONMENT_H_

@@ -1,0 +1,114 @@
+"""What a process has of the fabric."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import itertools
+import types
+from collections.abc import Callable
+
+from jax_fabric import _core
+from jax_fabric.arguments import function, integer, microseconds, seconds, text
+from jax_fabric.engine.domain_group import DomainGroup
+from jax_fabric.engine.watcher import Watcher
+
+_CLOSE_TIMEOUT_S = 10.0
+_EXIT_TIMEOUT_S = 5.0
+
+_numbers = itertools.count()
+
+
+class TransferEngine:
+    """Groups, the threads that drive them, callbacks and watchers.
+
+    Use it as a context manager, or call ``close``. One a process is usual, any number is fine. A
+    forked child must not use its parent's engine, and gets an error that says so.
+
+    ``jax_fabric.Fabric`` has an engine of its own; this one is for host code.
+    """
+
+    def __init__(self, *, worker_threads: int | None = None, timeout_s: float = 30.0):
+        """Starts the engine.
+
+        Args:
+          worker_threads: that drive the groups; default: as JAX_FABRIC_WORKERS says, else by the
+            number of cores.
+          timeout_s: default deadline of its groups.
+
+        Raises:
+          InvalidArgument: an argument or an environment variable is wrong.
+          FabricError: the machine has no thread left.
+        """
+        self.timeout_s = seconds("timeout_s", timeout_s, above_zero=True)
+        threads = 0
+        if worker_threads is not None:
+            threads = integer("worker_threads", worker_threads, least=1, most=1024)
+        _close_engines_at_exit()
+        self._native = _core.TransferEngine(threads)
+
+    def add_group(self, name: str | None = None, *, timeout_s: float | None = None) -> DomainGroup:
+        """Adds an endpoint whose peers are on this machine.
+
+        Args:
+          name: for messages, here and at peers; default: a number.
+          timeout_s: default deadline of its waits and requests; default: the engine's.
+
+        Raises:
+          Cancelled: the engine is closed.
+          FabricError: the machine has no memory or file descriptor left.
+        """
+        name = f"group {next(_numbers)}" if name is None else text("name", name)
+        limit_s = (
+            self.timeout_s
+            if timeout_s is None
+            else seconds("timeout_s", timeout_s, above_zero=True)
+        )
+        return DomainGroup(self._native.add_local_group(name), name, limit_s)
+
+    def watch(self, callback: Callable[[int, int], None], *, initial: int = 0) -> Watcher:
+        """Watches a new 64-bit word.
+
+        Args:
+          callback: ``callback(old, new)`` on the engine's watcher thread, when the word has
+            changed; values in between may be skipped. What it raises goes to
+            ``sys.unraisablehook``.
+          initial: value of the word.
+
+        Raises:
+          Cancelled: the engine is closed.
+        """
+        function("callback", callback)
+        return Watcher(self._native.watch(integer("initial", initial), callback))
+
+    def close(self, timeout_s: float = _CLOSE_TIMEOUT_S) -> None:
+        """Ends everything outstanding with Cancelled, and the engine's threads.
+
+        Local, bounded and idempotent: it does not wait for peers. At the exit of the program every
+        engine is closed.
+
+        Raises:
+          DeadlineExceeded: a callback has not returned by then, or memory was still being written;
+            may be called again.
+          FabricError: it was called by a callback, which the engine would wait for.
+        """
+        self._native.close(microseconds(seconds("timeout_s", timeout_s)))
+
+    def __enter__(self) -> TransferEngine:
+        """The engine itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: types.TracebackType | None,
+    ) -> None:
+        """Closes."""
+        self.close()
+
+
+@functools.cache
+def _close_engines_at_exit() -> None:
+    """While the interpreter still runs: an engine's thread must not enter one that is gone."""
+    atexit.register(_core.close_engines, microseconds(_EXIT_TIMEOUT_S))

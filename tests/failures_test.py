@@ -42,7 +42,7 @@ class AbsentRankTest(parameterized.TestCase):
                 found["error"], rf"rank {process} waited 2 s for rank(\(s\))? {absent}\b"
             )
             if absent != 0:
-                self.assertIn(f"moe {when} (channel 0, exchange ", found["error"])
+                self.assertIn(f"moe {when} (channel 0, call ", found["error"])
             self.assertBetween(found["seconds"], programs.DEADLINE_S - 0.1, 10.0)
             # What comes after it fails at once, with the same cause.
             self.assertEqual(found["again"], found["error"])

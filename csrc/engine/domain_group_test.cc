@@ -1,4 +1,4 @@
-// DomainGroup and what is below it, stepped on a virtual clock over the loopback network.
+// DomainGroup and what is below it, stepped on a virtual clock over the simulated network.
 #include "csrc/engine/domain_group.h"
 
 #include <gtest/gtest.h>
@@ -15,14 +15,16 @@
 namespace jax_fabric {
 namespace {
 
-using testing::LoopbackDomain;
+using simulated::SimulatedDomain;
+using simulated::SimulatedDomainOptions;
 using testing::Outcome;
+using testing::PromptNic;
 using testing::SteppedFabric;
 using testing::SteppedRank;
 
 // A sender and a receiver that are connected, with memory on both sides.
 struct Pair {
-  explicit Pair(uint64_t seed = 1, int nics = 1, LoopbackDomain::Options domain = {}, GroupOptions group = {})
+  explicit Pair(uint64_t seed = 1, int nics = 1, SimulatedDomainOptions domain = PromptNic(), GroupOptions group = {})
       : fabric(seed), a(fabric.Add("a", nics, domain, std::move(group))), b(fabric.Add("b", nics, domain)) {
     to_b = a.group->AddPeer(b.group->Address()).value();
     to_a = b.group->AddPeer(a.group->Address()).value();
@@ -60,6 +62,13 @@ struct Pair {
   RemoteMemory target;
 };
 
+// For addresses that do not exist.
+SimulatedDomainOptions WithoutMemory() {
+  SimulatedDomainOptions options = PromptNic();
+  options.copy = false;
+  return options;
+}
+
 bool Mentions(const Error& error, const std::string& text) { return error.message.find(text) != std::string::npos; }
 
 // --- peers
@@ -68,7 +77,9 @@ TEST(Peers, RefusesWhatCannotWork) {
   SteppedFabric fabric;
   SteppedRank& one = fabric.Add("one", 1);
   SteppedRank& two = fabric.Add("two", 2);
-  SteppedRank& other = fabric.Add("other", 1, {.kind = DomainKind::kEfa});
+  SimulatedDomainOptions of_another_kind = PromptNic();
+  of_another_kind.kind = DomainKind::kEfa;
+  SteppedRank& other = fabric.Add("other", 1, of_another_kind);
   const auto nics = one.group->AddPeer(two.group->Address());
   EXPECT_EQ(nics.error().code, ErrorCode::kFailedPrecondition);
   EXPECT_TRUE(Mentions(nics.error(), "'two': it has 2 NICs")) << nics.error().message;
@@ -130,8 +141,8 @@ TEST(Peers, StaleDescriptorsAreRefused) {
 
 TEST(Requests, AnyOrderBySeed) {
   for (uint64_t seed = 1; seed <= 300; ++seed) {
-    Pair pair(seed, 1 + seed % 4, {.delivery_probability = 0.4});
-    for (LoopbackDomain* nic : pair.a.nics) nic->faults().again_probability = 0.3;
+    Pair pair(seed, 1 + seed % 4, PromptNic(4));
+    for (SimulatedDomain* nic : pair.a.nics) nic->faults().again_probability = 0.3;
     std::vector<std::byte> from(4096), to(64 * 64);
     for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<std::byte>(i * seed);
     pair.Memory(from, to);
@@ -180,7 +191,7 @@ TEST(Requests, SevenBytesOverFourNics) {
   EXPECT_TRUE(received.ok());
   EXPECT_EQ(std::count(to.begin(), to.end(), std::byte{9}), 7);
   uint64_t sum = 0;
-  for (LoopbackDomain* nic : pair.a.nics) {
+  for (SimulatedDomain* nic : pair.a.nics) {
     ASSERT_EQ(nic->writes().size(), 1u);
     sum += nic->writes()[0].length;
   }
@@ -191,7 +202,7 @@ TEST(Requests, SixtyFourBitSizes) {
   constexpr uint64_t kGiB = uint64_t{1} << 30;
   for (const uint64_t length :
        {(uint64_t{1} << 31) - 1, uint64_t{1} << 31, (uint64_t{1} << 32) - 1, (uint64_t{1} << 32) + 3}) {
-    Pair pair(1, 2, {.copy = false});
+    Pair pair(1, 2, WithoutMemory());
     void* const source = reinterpret_cast<void*>(uint64_t{1} << 40);
     void* const target = reinterpret_cast<void*>(uint64_t{1} << 41);
     pair.Memory(source, length, target, 5 * kGiB + length);
@@ -199,7 +210,7 @@ TEST(Requests, SixtyFourBitSizes) {
         .peer = pair.to_b, .source = pair.source, .target = &pair.target, .target_offset = 5 * kGiB, .length = length};
     EXPECT_TRUE(pair.a.group->Write(write, {.deadline = pair.fabric.In(1000)}).value().Wait(pair.fabric.In(1000)));
     std::vector<WriteRequest> all;
-    for (LoopbackDomain* nic : pair.a.nics) all.insert(all.end(), nic->writes().begin(), nic->writes().end());
+    for (SimulatedDomain* nic : pair.a.nics) all.insert(all.end(), nic->writes().begin(), nic->writes().end());
     std::sort(all.begin(), all.end(), [](auto& x, auto& y) { return x.remote_address < y.remote_address; });
     uint64_t next = (uint64_t{1} << 41) + 5 * kGiB;
     for (const WriteRequest& part : all) {
@@ -218,7 +229,7 @@ TEST(Requests, SixtyFourBitSizes) {
 
 TEST(Requests, SeventyThousandPages) {
   constexpr uint64_t kPages = 70'000, kBytes = 65'536;
-  Pair pair(1, 2, {.copy = false});
+  Pair pair(1, 2, WithoutMemory());
   pair.Memory(reinterpret_cast<void*>(uint64_t{1} << 40), kPages * kBytes, reinterpret_cast<void*>(uint64_t{1} << 41),
               kPages * kBytes);
   std::vector<uint64_t> from(kPages), to(kPages);
@@ -297,8 +308,11 @@ TEST(Failures, WrongKeyAndUnregisteredSource) {
 }
 
 TEST(Failures, TooLongForThePlan) {
-  Pair pair(1, 1,
-            {.limits = {.max_write_bytes = 10'000, .max_message_bytes = 100, .max_outstanding = 8, .max_receives = 8}});
+  SimulatedDomainOptions small = PromptNic();
+  small.limits.max_write_bytes = 10'000;
+  small.limits.max_message_bytes = 100;
+  small.limits.max_outstanding = small.limits.max_receives = 8;
+  Pair pair(1, 1, small);
   std::vector<std::byte> from(50'000), to(50'000);
   pair.Memory(from, to);
   ScatterEntry entry = pair.Entry(0, 1);
@@ -327,7 +341,7 @@ TEST(Failures, TooLongForThePlan) {
 // Depth 8 and a peer that never takes anything: a thousand requests to another one go through.
 TEST(Failures, SlowPeerBlocksNobody) {
   SteppedFabric fabric;
-  LoopbackDomain::Options domain;
+  SimulatedDomainOptions domain = PromptNic();
   domain.limits.max_outstanding = 8;
   SteppedRank& a = fabric.Add("a", 1, domain);
   SteppedRank& slow = fabric.Add("slow", 1, domain);
@@ -462,7 +476,7 @@ TEST(Failures, ExpectationsEndOnce) {
 // --- transfers
 
 TEST(Transfers, CancelWithdrawsAndWaitsForTheRest) {
-  Pair pair(1, 1, {.delivery_probability = 0.2});
+  Pair pair(1, 1, PromptNic(8));
   std::vector<std::byte> from(1000), to(1000);
   pair.Memory(from, to);
   std::vector<uint64_t> indices(1000);
@@ -516,7 +530,7 @@ TEST(Transfers, MoreThanThePoolHolds) {
 }
 
 TEST(Transfers, MessagesGoRound) {
-  Pair pair(3, 2, {.delivery_probability = 0.5}, {.name = {}, .domains = {}, .send_slots = 3});
+  Pair pair(3, 2, PromptNic(3), {.name = {}, .domains = {}, .send_slots = 3});
   std::vector<int> seen(200);
   ASSERT_TRUE(pair.b.group->ReceiveMessages(
       {.buffers = 2, .max_bytes = 64, .on_message = [&](PeerHandle peer, ByteView message) {
@@ -545,7 +559,7 @@ TEST(Close, EndsEverythingOnce) {
     Pair pair(1, 2);
     std::vector<std::byte> from(64), to(64);
     pair.Memory(from, to);
-    for (LoopbackDomain* nic : pair.a.nics) (silent ? nic->faults().silent : nic->faults().again) = {0};
+    for (SimulatedDomain* nic : pair.a.nics) (silent ? nic->faults().silent : nic->faults().again) = {0};
     const ScatterEntry entry = pair.Entry(64, 1);
     std::vector<Outcome> outcomes(100);
     for (Outcome& outcome : outcomes) {

@@ -5,21 +5,23 @@
 #include <memory>
 #include <vector>
 
-#include "csrc/engine/testing/loopback_domain.h"
+#include "csrc/engine/domains/simulated/simulated_domain.h"
+#include "csrc/engine/domains/simulated/simulated_network.h"
+#include "csrc/engine/testing/virtual_clock.h"
 
 namespace jax_fabric {
 namespace {
 
-using testing::LoopbackDomain;
-using testing::LoopbackNetwork;
+using simulated::SimulatedDomain;
+using simulated::SimulatedNetwork;
 
 class RegistrationCacheTest : public ::testing::Test {
  protected:
   RegistrationCacheTest() {
     for (int i = 0; i < 2; ++i) {
-      LoopbackDomain::Options options;
+      simulated::SimulatedDomainOptions options;
       options.limits.max_region_bytes = uint64_t{64} << 30;
-      auto domain = std::make_unique<LoopbackDomain>(network_, options);
+      auto domain = std::make_unique<SimulatedDomain>(network_, options);
       raw_.push_back(domain.get());
       domains_.push_back(std::move(domain));
     }
@@ -31,8 +33,9 @@ class RegistrationCacheTest : public ::testing::Test {
     return cache_->Register(reinterpret_cast<void*>(address), length, kind, access);
   }
 
-  LoopbackNetwork network_{1};
-  std::vector<LoopbackDomain*> raw_;
+  testing::VirtualClock clock_;
+  SimulatedNetwork network_{1, clock_};
+  std::vector<SimulatedDomain*> raw_;
   std::vector<std::unique_ptr<Domain>> domains_;
   std::unique_ptr<RegistrationCache> cache_;
 };
@@ -82,10 +85,13 @@ TEST_F(RegistrationCacheTest, InUseStaysRegistered) {
   const auto memory = Register(4096, 100).value();
   const PeerId peer = raw_[1]->AddPeer(raw_[1]->address()).value();
   std::vector<Completion> completions(4);
+  clock_.Advance(100);  // until it is connected
   raw_[1]->Poll(completions);
   raw_[1]->faults().silent.insert(peer);
   WriteRequest write;
   write.peer = peer;
+  write.source = memory.address;
+  write.length = 8;
   write.local_key = cache_->Find(memory)->regions[1].local_key;
   ASSERT_EQ(raw_[1]->PostWrite(write), PostResult::kPosted);
   EXPECT_EQ(cache_->Release(memory).error().code, ErrorCode::kFailedPrecondition);

@@ -80,7 +80,7 @@ class ChannelFailure : public ::testing::TestWithParam<std::tuple<Transport, Map
 };
 
 INSTANTIATE_TEST_SUITE_P(Paths, ChannelFailure,
-                         ::testing::Combine(::testing::Values(Transport::kLoopback, Transport::kLocal),
+                         ::testing::Combine(::testing::Values(Transport::kSimulated, Transport::kLocal),
                                             ::testing::Values(Mapping::kNone, Mapping::kAll)));
 
 TEST_P(ChannelFailure, AbsentRanksAreNamed) {
@@ -321,10 +321,10 @@ TEST_P(ChannelFailure, CallsThatDoNotFit) {
   }
 }
 
-// Faults of the NIC, which only the loopback domain has.
+// Faults of the NIC, which only the simulated domain has.
 class NicFailure : public ChannelFailure {};
 INSTANTIATE_TEST_SUITE_P(Paths, NicFailure,
-                         ::testing::Combine(::testing::Values(Transport::kLoopback),
+                         ::testing::Combine(::testing::Values(Transport::kSimulated),
                                             ::testing::Values(Mapping::kNone, Mapping::kAll)));
 
 TEST_P(NicFailure, WritesThatFail) {
@@ -355,7 +355,7 @@ TEST_P(NicFailure, PeerIsKilled) {
   std::vector<PatternExchange*> all;
   for (int32_t rank = 0; rank < 2; ++rank) all.push_back(&Submit(rank, Call(2)));
   fabric_->StepAll(20);
-  for (jax_fabric::testing::LoopbackDomain* nic : {fabric_->nic(0), fabric_->nic(1)}) {
+  for (simulated::SimulatedDomain* nic : {fabric_->nic(0), fabric_->nic(1)}) {
     nic->KillPeer(1, "the cable was pulled");
   }
   all.push_back(&Submit(0, Call(3)));

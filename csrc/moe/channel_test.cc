@@ -36,7 +36,9 @@ FabricOptions RandomOptions(uint64_t seed, Transport transport) {
   options.transport = transport;
   options.mapping = static_cast<Mapping>(random() % 3);
   options.again_probability = random() % 2 == 0 ? 0 : 0.3;
-  options.delivery_probability = random() % 2 == 0 ? 1 : 0.2;
+  options.jitter_us = random() % 2 == 0 ? 0 : 8;
+  options.loss_probability = random() % 3 == 0 ? 0.1 : 0;
+  options.early_completions = random() % 3 == 0;
   options.inline_executors = random() % 2 == 0;
   return options;
 }
@@ -174,9 +176,9 @@ void RunSeed(uint64_t seed, Transport transport) {
   run.Check(kChannels);
 }
 
-class LoopbackOrders : public ::testing::TestWithParam<uint64_t> {};
-TEST_P(LoopbackOrders, EveryCallGetsItsOwnMessages) { RunSeed(GetParam(), Transport::kLoopback); }
-INSTANTIATE_TEST_SUITE_P(Seeds, LoopbackOrders, ::testing::Range<uint64_t>(0, 300));
+class SimulatedOrders : public ::testing::TestWithParam<uint64_t> {};
+TEST_P(SimulatedOrders, EveryCallGetsItsOwnMessages) { RunSeed(GetParam(), Transport::kSimulated); }
+INSTANTIATE_TEST_SUITE_P(Seeds, SimulatedOrders, ::testing::Range<uint64_t>(0, 300));
 
 class LocalOrders : public ::testing::TestWithParam<uint64_t> {};
 TEST_P(LocalOrders, EveryCallGetsItsOwnMessages) { RunSeed(GetParam(), Transport::kLocal); }
@@ -194,7 +196,7 @@ class PathTest : public ::testing::TestWithParam<std::tuple<Transport, Mapping>>
   }
 };
 INSTANTIATE_TEST_SUITE_P(Paths, PathTest,
-                         ::testing::Combine(::testing::Values(Transport::kLoopback, Transport::kLocal),
+                         ::testing::Combine(::testing::Values(Transport::kSimulated, Transport::kLocal),
                                             ::testing::Values(Mapping::kNone, Mapping::kSome, Mapping::kAll)));
 
 // All of them before anything moves, in opposite orders.
@@ -274,7 +276,7 @@ TEST_P(PathTest, RoundsOfTwoChannelsOverlap) {
 }
 
 TEST(Channel, ManyRanks) {
-  MoeFabric fabric({.ranks = 33, .mapping = Mapping::kSome, .delivery_probability = 0.5}, SmallConfig(33, 1));
+  MoeFabric fabric({.ranks = 33, .mapping = Mapping::kSome, .jitter_us = 3}, SmallConfig(33, 1));
   fabric.Connect();
   std::vector<Call> program(10);
   for (size_t i = 0; i < program.size(); ++i) program[i].pattern.site = {i, 5};

@@ -143,7 +143,7 @@ class ContextClose : public ::testing::TestWithParam<std::tuple<Transport, Mappi
   }
 };
 INSTANTIATE_TEST_SUITE_P(Paths, ContextClose,
-                         ::testing::Combine(::testing::Values(Transport::kLoopback, Transport::kLocal),
+                         ::testing::Combine(::testing::Values(Transport::kSimulated, Transport::kLocal),
                                             ::testing::Values(Mapping::kNone, Mapping::kAll)));
 
 TEST_P(ContextClose, BeforeAnything) {

@@ -251,10 +251,10 @@ TEST_P(KernelExchanges, EqualToKernelsAlone) {
   FabricOptions options;
   options.ranks = kRanks[random() % std::size(kRanks)];
   options.seed = GetParam();
-  options.transport = random() % 3 == 0 ? Transport::kLocal : Transport::kLoopback;
+  options.transport = random() % 3 == 0 ? Transport::kLocal : Transport::kSimulated;
   options.mapping = static_cast<Mapping>(random() % 3);
   options.again_probability = 0.1;
-  options.delivery_probability = 0.4;
+  options.jitter_us = 4;
   options.inline_executors = random() % 2 == 0;
   const WorldConfig config = RandomWorld(options.ranks, random);
   SCOPED_TRACE(options.Describe() + " " + config.Describe());

@@ -114,7 +114,9 @@ TEST_P(StartedExchangeTest, RandomPaces) {
                                 .seed = seed,
                                 .mapping = GetParam(),
                                 .again_probability = 0.3,
-                                .delivery_probability = 0.3,
+                                .loss_probability = 0.1,
+                                .jitter_us = 5,
+                                .early_completions = seed % 3 == 0,
                                 .inline_executors = seed % 2 == 0};
     Create(options);
     constexpr int kExchanges = 12;

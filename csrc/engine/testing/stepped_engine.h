@@ -1,4 +1,4 @@
-// Engines without threads over a loopback network on a virtual clock: every interleaving comes from the seed.
+// Engines without threads over a simulated network on a virtual clock: every interleaving comes from the seed.
 #ifndef JAX_FABRIC_ENGINE_TESTING_STEPPED_ENGINE_H_
 #define JAX_FABRIC_ENGINE_TESTING_STEPPED_ENGINE_H_
 
@@ -8,27 +8,37 @@
 #include <utility>
 #include <vector>
 
-#include "csrc/engine/testing/loopback_domain.h"
+#include "csrc/engine/domains/simulated/simulated_domain.h"
+#include "csrc/engine/domains/simulated/simulated_network.h"
 #include "csrc/engine/testing/virtual_clock.h"
 #include "csrc/engine/transfer_engine.h"
 
 namespace jax_fabric::testing {
 
+// A NIC that takes no time: what is posted in one step arrives in the next one, or up to `jitter_us` steps later.
+inline simulated::SimulatedDomainOptions PromptNic(int64_t jitter_us = 0) {
+  simulated::SimulatedDomainOptions options;
+  options.nic = {.latency_ns = 0, .jitter_ns = jitter_us * 1000, .handshake_ns = 0};
+  options.record_writes = true;
+  options.mappable = true;
+  return options;
+}
+
 struct SteppedRank {
   std::unique_ptr<TransferEngine> engine;
   DomainGroup* group = nullptr;
-  std::vector<LoopbackDomain*> nics;
+  std::vector<simulated::SimulatedDomain*> nics;
 };
 
 class SteppedFabric {
  public:
-  explicit SteppedFabric(uint64_t seed = 1) : network_(seed) {}
+  explicit SteppedFabric(uint64_t seed = 1) : network_(seed, clock_) {}
   // Closing steps all engines, so all of them have to be there still.
   ~SteppedFabric() {
     for (auto& rank : ranks_) static_cast<void>(rank->engine->Close(In(1'000'000)));
   }
 
-  SteppedRank& Add(const std::string& name, int nics = 1, LoopbackDomain::Options domain = {},
+  SteppedRank& Add(const std::string& name, int nics = 1, simulated::SimulatedDomainOptions domain = PromptNic(),
                    GroupOptions group = {}) {
     auto rank = std::make_unique<SteppedRank>();
     EngineOptions options;
@@ -39,7 +49,7 @@ class SteppedFabric {
     group.name = name;
     for (int i = 0; i < nics; ++i) {
       domain.name = name + ":nic" + std::to_string(i);
-      auto made = std::make_unique<LoopbackDomain>(network_, domain);
+      auto made = std::make_unique<simulated::SimulatedDomain>(network_, domain);
       rank->nics.push_back(made.get());
       group.domains.push_back(std::move(made));
     }
@@ -62,7 +72,7 @@ class SteppedFabric {
 
  private:
   VirtualClock clock_;
-  LoopbackNetwork network_;
+  simulated::SimulatedNetwork network_;
   std::vector<std::unique_ptr<SteppedRank>> ranks_;
 };
 

@@ -9,12 +9,11 @@
 
 namespace jax_fabric::moe::testing {
 
-using jax_fabric::testing::LoopbackDomain;
-
 std::string FabricOptions::Describe() const {
-  return fmt::format("ranks {} seed {} {} mapping {} again {} delivery {} {}", ranks, seed,
-                     transport == Transport::kLocal ? "local" : "loopback", static_cast<int>(mapping),
-                     again_probability, delivery_probability, inline_executors ? "inline" : "queued");
+  return fmt::format("ranks {} seed {} {} mapping {} again {} loss {} jitter {} us {}{}", ranks, seed,
+                     transport == Transport::kLocal ? "local" : "simulated", static_cast<int>(mapping),
+                     again_probability, loss_probability, jitter_us, inline_executors ? "inline" : "queued",
+                     early_completions ? " early" : "");
 }
 
 MoeConfig SmallConfig(int32_t ranks, int32_t channels) {
@@ -33,7 +32,7 @@ MoeConfig SmallConfig(int32_t ranks, int32_t channels) {
 }
 
 MoeFabric::MoeFabric(const FabricOptions& options, const MoeConfig& config)
-    : options_(options), random_(options.seed), network_(options.seed) {
+    : options_(options), random_(options.seed), network_(options.seed, clock_) {
   for (int32_t rank = 0; rank < options.ranks; ++rank) {
     Rank& state = ranks_.emplace_back();
     EngineOptions engine_options;
@@ -77,11 +76,16 @@ std::unique_ptr<Domain> MoeFabric::MakeDomain(int32_t rank) {
     local.message_slots = 16;
     domain = CreateLocalDomain(local).value();
   } else {
-    LoopbackDomain::Options loopback;
-    loopback.name = "nic" + std::to_string(rank);
-    loopback.delivery_probability = options_.delivery_probability;
-    auto made = std::make_unique<LoopbackDomain>(network_, loopback);
-    made->faults().again_probability = options_.again_probability;
+    simulated::SimulatedDomainOptions nic;
+    nic.name = "nic" + std::to_string(rank);
+    nic.mappable = true;
+    nic.nic = {.latency_ns = 0, .jitter_ns = options_.jitter_us * 1000, .segment_bytes = 256, .handshake_ns = 0};
+    nic.nic.completion_ns = options_.jitter_us * 1000;
+    nic.faults.again_probability = options_.again_probability;
+    nic.faults.loss_probability = options_.loss_probability;
+    nic.faults.retransmit_ns = 10'000;
+    nic.faults.early_completion_probability = options_.early_completions ? 0.5 : 0;
+    auto made = std::make_unique<simulated::SimulatedDomain>(network_, nic);
     ranks_[rank].nic = made.get();
     domain = std::move(made);
   }

@@ -12,7 +12,8 @@
 #include <vector>
 
 #include "csrc/base/executor.h"
-#include "csrc/engine/testing/loopback_domain.h"
+#include "csrc/engine/domains/simulated/simulated_domain.h"
+#include "csrc/engine/domains/simulated/simulated_network.h"
 #include "csrc/engine/testing/virtual_clock.h"
 #include "csrc/engine/transfer_engine.h"
 #include "csrc/moe/context.h"
@@ -44,17 +45,19 @@ class QueueExecutor final : public Executor {
   std::deque<Task*> tasks_;
 };
 
-enum class Transport { kLoopback, kLocal };
+enum class Transport { kSimulated, kLocal };
 enum class Mapping { kNone, kSome, kAll };
 
 struct FabricOptions {
   int32_t ranks = 2;
   uint64_t seed = 1;
-  Transport transport = Transport::kLoopback;
+  Transport transport = Transport::kSimulated;
   Mapping mapping = Mapping::kNone;
-  double again_probability = 0;     // loopback: of each post
-  double delivery_probability = 1;  // loopback: of each write at each poll
-  bool inline_executors = true;     // else worker's calls wait in a QueueExecutor
+  double again_probability = 0;    // simulated: of each post
+  double loss_probability = 0;     // simulated: of each segment; it is sent again
+  int64_t jitter_us = 0;           // simulated: until a write arrives, at most
+  bool early_completions = false;  // simulated: some writes succeed long before they arrive
+  bool inline_executors = true;    // else worker's calls wait in a QueueExecutor
 
   std::string Describe() const;
 };
@@ -80,7 +83,7 @@ class MoeFabric {
   DomainGroup* group(int32_t rank) { return ranks_[rank].group; }
   TransferEngine& engine(int32_t rank) { return *ranks_[rank].engine; }
   // Null over the local domain.
-  jax_fabric::testing::LoopbackDomain* nic(int32_t rank) { return ranks_[rank].nic; }
+  simulated::SimulatedDomain* nic(int32_t rank) { return ranks_[rank].nic; }
   void DestroyContext(int32_t rank) { ranks_[rank].context.reset(); }
 
   std::mt19937_64& random() { return random_; }
@@ -100,7 +103,7 @@ class MoeFabric {
     QueueExecutor executor;
     std::unique_ptr<TransferEngine> engine;
     DomainGroup* group = nullptr;
-    jax_fabric::testing::LoopbackDomain* nic = nullptr;
+    simulated::SimulatedDomain* nic = nullptr;
     std::unique_ptr<Context> context;
   };
   std::unique_ptr<Domain> MakeDomain(int32_t rank);
@@ -109,7 +112,7 @@ class MoeFabric {
   const FabricOptions options_;
   std::mt19937_64 random_;
   jax_fabric::testing::VirtualClock clock_;
-  jax_fabric::testing::LoopbackNetwork network_;
+  simulated::SimulatedNetwork network_;
   std::deque<Rank> ranks_;
 };
 

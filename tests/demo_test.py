@@ -46,6 +46,8 @@ class TestConfig:
         [
             ({"experts": 0}, "experts is 0"),
             ({"processes": 3}, r"ranks \(8\) must be a multiple of processes \(3\)"),
+            ({"private_tokens": 129}, r"private_tokens \(129\) is more than tokens \(128\)"),
+            ({"private_tokens": 0}, "private_tokens is 0"),
             ({"top_k": 17}, r"top_k \(17\) is more than experts \(16\)"),
             ({"dtype": "int8"}, "must be float32 or bfloat16"),
             ({"steps": 1}, "no loss can fall"),
@@ -167,10 +169,12 @@ class TestCommand:
         "--quick",
     )
 
-    @pytest.mark.parametrize("processes, dtype", [(1, "bfloat16"), (2, "float32")])
-    def test_demo_moe(self, processes, dtype, tmp_path):
+    @pytest.mark.parametrize(
+        "processes, flag", [(1, "--dtype=bfloat16"), (2, "--private-tokens=3")]
+    )
+    def test_demo_moe(self, processes, flag, tmp_path):
         path = tmp_path / "figures.json"
-        flags = (f"--processes={processes}", f"--dtype={dtype}", f"--json={path}")
+        flags = (f"--processes={processes}", flag, f"--json={path}")
         done = self.run("demo", "moe", *self.SIZES, *flags)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "PASS: all 9 checks; 4 CPU devices of" in done.stdout

@@ -187,10 +187,21 @@ Status DomainGroup::ReleaseImmediates(uint32_t first, uint32_t count) {
   return driver_->imm_counter().Release(first, count);
 }
 
-Status DomainGroup::ExpectImmediate(uint32_t immediate, uint32_t count, Deadline deadline, WorkerCallback callback) {
+Status DomainGroup::PeerStatus(PeerHandle handle) const {
+  JF_ASSIGN_OR_RETURN(const Peer* peer, planner_->FindPeer(handle, "peer status"));
+  const PeerState state =
+      peer->state.load(std::memory_order_acquire);  // partner: FailPeer, which writes `cause` before
+  if (state == PeerState::kConnecting || state == PeerState::kReady) return {};
+  return tl::unexpected<Error>(peer->cause);
+}
+
+uint64_t DomainGroup::peer_losses() const { return driver_->imm_counter().peer_losses(); }
+
+Status DomainGroup::ExpectImmediate(uint32_t immediate, uint32_t count, Deadline deadline, WorkerCallback callback,
+                                    std::optional<uint64_t> losses_seen) {
   JF_RETURN_IF_ERROR(CheckAccepting("expect immediate"));
   JF_ASSIGN_OR_RETURN(DriverRequest * request,
-                      driver_->imm_counter().PrepareExpectation(immediate, count, deadline, callback));
+                      driver_->imm_counter().PrepareExpectation(immediate, count, deadline, callback, losses_seen));
   driver_->Submit(request);
   return {};
 }

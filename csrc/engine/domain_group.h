@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -51,6 +52,10 @@ class DomainGroup {
   Status WaitPeers(std::span<const PeerHandle> peers, Deadline deadline);
   // Requests to it complete with kUnavailable and its name.
   void RemovePeer(PeerHandle peer);
+  // An error, its cause, once the peer is lost or removed.
+  Status PeerStatus(PeerHandle peer) const;
+  // How many peers of this group were lost or removed so far: PeerStatus says which.
+  uint64_t peer_losses() const;
 
   // --- memory
   Result<RegisteredMemory> RegisterMemory(void* address, uint64_t length, MemoryKind kind, Access access);
@@ -65,8 +70,10 @@ class DomainGroup {
   Result<uint32_t> AllocateImmediates(uint32_t count);
   // One shot, with carry-over: calls back once `count` immediates with this id have been seen that no earlier
   // expectation consumed, whether they came before or after this call. One expectation an id at a time. At the
-  // deadline: kDeadlineExceeded, and what has come stays for the next expectation.
-  Status ExpectImmediate(uint32_t immediate, uint32_t count, Deadline deadline, WorkerCallback callback);
+  // deadline: kDeadlineExceeded, and what has come stays for the next expectation. With `losses_seen`, what
+  // peer_losses() was before the caller looked at its peers, it ends with kUnavailable as soon as there are more.
+  Status ExpectImmediate(uint32_t immediate, uint32_t count, Deadline deadline, WorkerCallback callback,
+                         std::optional<uint64_t> losses_seen = {});
   // The callback gets kCancelled unless it has run already.
   void CancelExpectation(uint32_t immediate);
   // Ids back, for other owners; the counts are forgotten. The caller knows that no peer uses them any more.

@@ -372,6 +372,7 @@ void GroupDriver::FailPeer(Peer& peer, PeerState state, ErrorCode code, std::str
       SettleIfFinished(operation);
     }
   }
+  imm_counter_.CountPeerLoss();
   hub_.Notify();
 }
 

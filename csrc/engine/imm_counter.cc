@@ -58,7 +58,7 @@ ImmCounter::Slot* ImmCounter::Owned(uint32_t immediate) const {
 }
 
 Result<DriverRequest*> ImmCounter::PrepareExpectation(uint32_t immediate, uint32_t count, Deadline deadline,
-                                                      WorkerCallback callback) {
+                                                      WorkerCallback callback, std::optional<uint64_t> losses_seen) {
   Slot* slot = Owned(immediate);
   if (slot == nullptr) {
     return MakeError(ErrorCode::kNotFound, "group '{}': immediate {} was not handed out by AllocateImmediates",
@@ -74,6 +74,7 @@ Result<DriverRequest*> ImmCounter::PrepareExpectation(uint32_t immediate, uint32
   slot->expected = count;
   slot->deadline = deadline;
   slot->callback = callback;
+  slot->losses_seen = losses_seen;
   return &slot->arm;
 }
 
@@ -84,8 +85,9 @@ DriverRequest* ImmCounter::PrepareCancellation(uint32_t immediate) {
   return slot->cancelling.exchange(true, std::memory_order_acq_rel) ? nullptr : &slot->cancel;
 }
 
-Status ImmCounter::Expect(uint32_t immediate, uint32_t count, Deadline deadline, WorkerCallback callback) {
-  JF_RETURN_IF_ERROR(PrepareExpectation(immediate, count, deadline, callback));
+Status ImmCounter::Expect(uint32_t immediate, uint32_t count, Deadline deadline, WorkerCallback callback,
+                          std::optional<uint64_t> losses_seen) {
+  JF_RETURN_IF_ERROR(PrepareExpectation(immediate, count, deadline, callback, losses_seen));
   Arm(*slots_.Find(immediate));
   return {};
 }
@@ -112,7 +114,15 @@ void ImmCounter::Arm(Slot& slot) {
     slot.unconsumed -= slot.expected;
     return Finish(slot, nullptr);
   }
-  deadlines_.Insert(&slot, slot.deadline.at_ns);
+  if (slot.losses_seen && *slot.losses_seen != peer_losses_.load(std::memory_order_relaxed)) {
+    return FinishAfterLoss(slot);  // while it was on its way
+  }
+  (slot.losses_seen ? ended_by_loss_ : deadlines_).Insert(&slot, slot.deadline.at_ns);
+}
+
+void ImmCounter::CountPeerLoss() {
+  peer_losses_.fetch_add(1, std::memory_order_release);  // partner: peer_losses
+  ended_by_loss_.ExpireAll([this](DeadlineNode* node) { FinishAfterLoss(*static_cast<Slot*>(node)); });
 }
 
 void ImmCounter::Count(uint32_t immediate) {
@@ -144,23 +154,33 @@ void ImmCounter::FinishCancelled(Slot& slot) {
   Finish(slot, &error);
 }
 
+void ImmCounter::FinishAfterLoss(Slot& slot) {
+  const Error error{ErrorCode::kUnavailable,
+                    fmt::format("group '{}': a peer was lost while immediate {} was expected, after {} of {}",
+                                group_name_, slot.id, slot.unconsumed, slot.expected)};
+  Finish(slot, &error);
+}
+
 void ImmCounter::Cancel(Slot& slot) {
   if (slot.state.load(std::memory_order_relaxed) == kArmed) FinishCancelled(slot);
 }
 
 int ImmCounter::Expire(int64_t now_ns) {
-  return deadlines_.Expire(now_ns, [this](DeadlineNode* node) {
+  const auto expire = [this](DeadlineNode* node) {
     Slot& slot = *static_cast<Slot*>(node);
     const Error error{ErrorCode::kDeadlineExceeded,
                       fmt::format("group '{}': immediate {} came {} times of {} before the deadline", group_name_,
                                   slot.id, slot.unconsumed, slot.expected)};
     Finish(slot, &error);
-  });
+  };
+  return deadlines_.Expire(now_ns, expire) + ended_by_loss_.Expire(now_ns, expire);
 }
 
 void ImmCounter::Close() {
   closed_ = true;
-  deadlines_.ExpireAll([this](DeadlineNode* node) { FinishCancelled(*static_cast<Slot*>(node)); });
+  for (DeadlineList* list : {&deadlines_, &ended_by_loss_}) {
+    list->ExpireAll([this](DeadlineNode* node) { FinishCancelled(*static_cast<Slot*>(node)); });
+  }
 }
 
 uint64_t ImmCounter::unconsumed(uint32_t immediate) const {

@@ -7,10 +7,12 @@
 #ifndef JAX_FABRIC_ENGINE_IMM_COUNTER_H_
 #define JAX_FABRIC_ENGINE_IMM_COUNTER_H_
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 
 #include "csrc/base/clock.h"
@@ -33,19 +35,25 @@ class ImmCounter {
   // The same range back, for other owners. The caller knows that no peer uses the ids any more: a late immediate
   // would count for the next owner.
   Status Release(uint32_t first, uint32_t count);
-  // Reserves the id's slot for one expectation; the result goes to the worker's queue, where it arms itself.
+  // Reserves the id's slot for one expectation; the result goes to the worker's queue, where it arms itself. With
+  // `losses_seen` it ends with kUnavailable once peer_losses() is another number.
   Result<DriverRequest*> PrepareExpectation(uint32_t immediate, uint32_t count, Deadline deadline,
-                                            WorkerCallback callback);
+                                            WorkerCallback callback, std::optional<uint64_t> losses_seen = {});
   // To cancel it in the same way; null when a cancellation is on its way already or the id is unknown.
   DriverRequest* PrepareCancellation(uint32_t immediate);
+  // Acquire, partner: CountPeerLoss. Of the losses that are counted, the peers' states are visible.
+  uint64_t peer_losses() const { return peer_losses_.load(std::memory_order_acquire); }
 
   // --- worker only
   // PrepareExpectation and the arming in one.
-  Status Expect(uint32_t immediate, uint32_t count, Deadline deadline, WorkerCallback callback);
+  Status Expect(uint32_t immediate, uint32_t count, Deadline deadline, WorkerCallback callback,
+                std::optional<uint64_t> losses_seen = {});
   void Count(uint32_t immediate);
   // Calls back with kDeadlineExceeded; returns how many.
   int Expire(int64_t now_ns);
-  int64_t earliest_deadline_ns() const { return deadlines_.earliest_ns(); }
+  int64_t earliest_deadline_ns() const { return std::min(deadlines_.earliest_ns(), ended_by_loss_.earliest_ns()); }
+  // After a peer's state has been stored.
+  void CountPeerLoss();
   // Ends every armed expectation with kCancelled and every later one at once.
   void Close();
 
@@ -82,6 +90,7 @@ class ImmCounter {
     uint32_t expected = 0;
     Deadline deadline;
     WorkerCallback callback;
+    std::optional<uint64_t> losses_seen;
     uint64_t unconsumed = 0;          // worker only
     uint32_t counted_generation = 0;  // worker only
     ImmCounter* counter = nullptr;
@@ -96,14 +105,17 @@ class ImmCounter {
   void Cancel(Slot& slot);
   void Finish(Slot& slot, const Error* error);
   void FinishCancelled(Slot& slot);
+  void FinishAfterLoss(Slot& slot);
 
   const std::string group_name_;
   StableTable<Slot, 256, 4096> slots_;
   std::mutex mutex_;                            // of the ranges; never on the way of an immediate
   std::multimap<uint32_t, uint32_t> released_;  // length to first id
   uint32_t next_id_ = 1;
-  DeadlineList deadlines_;           // worker only
-  bool closed_ = false;              // worker only
+  DeadlineList deadlines_;      // worker only
+  DeadlineList ended_by_loss_;  // worker only: those with `losses_seen`
+  bool closed_ = false;         // worker only
+  std::atomic<uint64_t> peer_losses_{0};
   std::atomic<uint64_t> strays_{0};  // relaxed: a statistic, nothing is ordered by it
 };
 

@@ -126,6 +126,35 @@ TEST(ImmCounter, ReleasedIdsStartFromZero) {
   EXPECT_EQ(recorder.successes, 2);
 }
 
+// An expectation that asked for it ends when a peer is lost; also one that was on its way then.
+TEST(ImmCounter, EndedByALoss) {
+  ImmCounter counter("g");
+  Recorder asked, other;
+  const uint32_t first = counter.Allocate(3).value();
+  const auto expect = [&](uint32_t id, uint64_t losses_seen) {
+    ASSERT_TRUE(counter.Expect(id, 2, kLater, asked.callback(), losses_seen).has_value());
+  };
+  EXPECT_EQ(counter.peer_losses(), 0u);
+  expect(first, 0);
+  ASSERT_TRUE(counter.Expect(first + 1, 1, kLater, other.callback()).has_value());
+  counter.Count(first);
+  counter.CountPeerLoss();
+  EXPECT_EQ(counter.peer_losses(), 1u);
+  ASSERT_EQ(asked.errors.size(), 1u);
+  EXPECT_EQ(asked.errors[0].code, ErrorCode::kUnavailable);
+  expect(first + 2, 0);
+  EXPECT_EQ(asked.errors.size(), 2u);
+  expect(first, 1);  // what had come still counts
+  EXPECT_EQ(asked.errors.size(), 2u);
+  counter.Count(first);
+  EXPECT_EQ(asked.successes, 1);
+  expect(first, 1);
+  EXPECT_EQ(counter.Expire(kLater.at_ns), 2);
+  ASSERT_EQ(asked.errors.size(), 3u);
+  EXPECT_EQ(asked.errors[2].code, ErrorCode::kDeadlineExceeded);
+  EXPECT_EQ(other.errors.size(), 1u);
+}
+
 TEST(ImmCounter, CloseCancelsAll) {
   ImmCounter counter("g");
   Recorder recorder;

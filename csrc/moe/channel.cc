@@ -3,24 +3,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "csrc/moe/exchange_name.h"
+
 namespace jax_fabric::moe {
-namespace {
-
-const char* NameOf(kernels::ExchangeKind kind) {
-  switch (kind) {
-    case kernels::ExchangeKind::kDispatch:
-      return "dispatch";
-    case kernels::ExchangeKind::kCombine:
-      return "combine";
-    case kernels::ExchangeKind::kRedispatch:
-      return "gradient of combine";
-    case kernels::ExchangeKind::kDispatchBack:
-      return "gradient of dispatch";
-  }
-  return "exchange";
-}
-
-}  // namespace
 
 Result<std::unique_ptr<Channel>> Channel::Create(int32_t index, const MoeConfig& config, const PeerTable& peers,
                                                  DomainGroup* group, Strand* strand) {
@@ -237,7 +222,10 @@ void Channel::Announce(int64_t sequence) {
 }
 
 void Channel::OnAnnounced(Signal& signal) {
-  if (signal.error) Poison(*signal.error);
+  if (signal.error) {
+    PoisonIfPeerIsLost();  // says more
+    Poison(*signal.error);
+  }
   NumberOperations();
 }
 
@@ -271,14 +259,6 @@ void Channel::OnAnnouncement(Signal& signal) {
   if (poison_) return;
   if (!signal.error) return NumberOperations();
   Poison(NameRank0(*signal.error));
-}
-
-Error Channel::NameRank0(const Error& cause) const {
-  return Error{
-      cause.code,
-      fmt::format("moe (channel {}): rank {} waited {} s for rank 0 to start the same call. Do all ranks run the "
-                  "same program? {}",
-                  index_, peers_.rank, config_.timeout_us * 1e-6, cause.message)};
 }
 
 // --- exchanges
@@ -409,75 +389,11 @@ void Channel::OnArrival(Signal& signal) {
 
 void Channel::OnSent(Signal& signal) {
   if (poison_) return;
-  if (signal.error) return Poison(*signal.error);
+  if (signal.error) {
+    PoisonIfPeerIsLost();  // says more
+    return Poison(*signal.error);
+  }
   Advance();
-}
-
-void Channel::ArmTimer() {
-  if (poison_ || timer_.outstanding) return;
-  if (unnumbered_.empty() && numbered_.empty() && current_ == nullptr) return;
-  const auto armed =
-      group_->ExpectImmediate(peers_.Immediate(peers_.rank, index_, ChannelImmediate::kTimer), 1,
-                              Deadline::After(group_->clock(), config_.timeout_us), CallbackFor(&timer_));
-  if (!armed) {
-    timer_.outstanding = false;
-    Poison(armed.error());
-  }
-}
-
-void Channel::OnTimer(Signal& signal) {
-  if (poison_) return;
-  if (signal.error && signal.error->code != ErrorCode::kDeadlineExceeded) return Poison(*signal.error);
-  const Clock& clock = group_->clock();
-  const auto late = [&clock](const OperationList& list) {
-    return !list.empty() && list.front()->deadline_.Passed(clock);
-  };
-  // The exchange in flight and an awaited number have deadlines of their own; what is left is an operation whose turn
-  // does not come.
-  if (late(unnumbered_) || late(numbered_)) {
-    if (packed_ && !arrived_) return Poison(NameAbsentRanks(*signal.error));
-    // The timer may be before the awaited number's deadline, which begins anew with every announcement.
-    if (peers_.rank != 0 && current_ == nullptr && numbered_.empty()) return Poison(NameRank0(*signal.error));
-    return Poison(NameBlockedTurn());
-  }
-  ArmTimer();
-}
-
-Error Channel::NameBlockedTurn() const {
-  const char* state = "has not ended on this rank";
-  if (current_ == nullptr) state = "has not started on this rank";
-  if (current_ != nullptr && !current_->can_unpack()) {
-    state =
-        "was started on this rank and nobody has called its done: calls in flight at once need channels of their own";
-  }
-  return Error{ErrorCode::kDeadlineExceeded,
-               fmt::format("moe (channel {}): a call on rank {} waited {} s for its turn: call {} {}", index_,
-                           peers_.rank, config_.timeout_us * 1e-6, finished_ + 1, state)};
-}
-
-Error Channel::NameAbsentRanks(const Error& cause) const {
-  std::string absent;
-  int32_t count = 0;
-  for (int32_t rank = 0; rank < config_.layout.shape.ranks; ++rank) {
-    if (rank == peers_.rank) continue;
-    auto* header = static_cast<kernels::MessageHeader*>(const_cast<void*>(OwnSlot(rank, exchanges_ + 1)));
-    // A late peer may be writing it right now.
-    if (std::atomic_ref<int64_t>(header->sequence).load(std::memory_order_relaxed) == exchanges_ + 1) continue;
-    absent += fmt::format("{}{}", absent.empty() ? "" : ", ", rank);
-    ++count;
-  }
-  if (count == 0) return cause;
-  return Error{cause.code, fmt::format("{}: rank {} waited {} s for rank(s) {}; {} of {} ranks came. {}",
-                                       NameOfCurrent(), peers_.rank, config_.timeout_us * 1e-6, absent,
-                                       config_.layout.shape.ranks - count, config_.layout.shape.ranks, cause.message)};
-}
-
-std::string Channel::NameOfCurrent() const {
-  const int32_t rounds = current_->rounds();
-  std::string round;
-  if (rounds == 0) round = fmt::format(", round {}", round_ + 1);
-  if (rounds > 1) round = fmt::format(", round {} of {}", round_ + 1, rounds);
-  return fmt::format("moe {} (channel {}, call {}{})", NameOf(current_->kind_), index_, finished_ + 1, round);
 }
 
 void* Channel::StagingSlot(int32_t rank, int64_t sequence) const {

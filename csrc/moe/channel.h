@@ -90,12 +90,16 @@ class Channel {
   Status CheckCapacity(const void* const* slots) const;
   void OnArrival(Signal& signal);
   void OnSent(Signal& signal);
+  bool pending() const { return current_ != nullptr || !numbered_.empty() || !unnumbered_.empty(); }
   void ArmTimer();
   void OnTimer(Signal& signal);
+  void PoisonIfPeerIsLost();
+  bool HasMessageOf(int32_t rank) const;
   Error NameAbsentRanks(const Error& cause) const;
   Error NameBlockedTurn() const;
   Error NameRank0(const Error& cause) const;
   std::string NameOfCurrent() const;
+  std::string NameOfPending() const;
   void* StagingSlot(int32_t rank, int64_t sequence) const;
   const void* OwnSlot(int32_t source, int64_t sequence) const;
   kernels::MessageStamp StampOf(int64_t sequence, uint64_t signature) const;

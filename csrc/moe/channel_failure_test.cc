@@ -349,18 +349,72 @@ TEST_P(NicFailure, WritesThatFail) {
   }
 }
 
+// Nobody waits for the deadline: not who is in the exchange, nor who waits for its turn, nor who comes later.
 TEST_P(NicFailure, PeerIsKilled) {
+  for (const int32_t rounds : {1, 7}) {
+    Start(3);
+    ExchangeAll(1);
+    PatternCall call = Call(2);
+    call.rounds = rounds;
+    std::vector<PatternExchange*> all;
+    for (int32_t rank = 0; rank < 2; ++rank) all.push_back(&Submit(rank, call));
+    if (rounds > 1) {
+      PatternCall shorter = call;
+      shorter.rounds = 3;
+      Submit(2, shorter);
+    }
+    fabric_->StepAll(100);
+    EXPECT_EQ(all[0]->packs(), rounds == 1 ? 1 : 4);
+    for (simulated::SimulatedDomain* nic : {fabric_->nic(0), fabric_->nic(1)}) {
+      nic->KillPeer(1, "the cable was pulled");
+    }
+    all.push_back(&Submit(0, Call(3)));
+    EXPECT_TRUE(fabric_->StepUntil([&] { return Finished(all); }, 100));
+    all.push_back(&Submit(0, Call(4)));
+    all.push_back(&Submit(1, Call(3), 1));
+    EXPECT_TRUE(fabric_->StepUntil([&] { return Finished(all); }, 100));
+    for (PatternExchange* each : all) {
+      EXPECT_EQ(each->finishes(), 1);
+      EXPECT_EQ(each->error().code, ErrorCode::kUnavailable);
+      EXPECT_TRUE(Contains(*each, "waits for rank 2, which is lost: the peer is lost: the cable was pulled"))
+          << each->error().message;
+    }
+    EXPECT_TRUE(Contains(*all[0], rounds == 1 ? "(channel 0, call 2)" : "(channel 0, call 2, round 4 of 7)"))
+        << all[0]->error().message;
+    fabric_.reset();
+  }
+}
+
+// Rank 0 is lost before it numbers the call.
+TEST_P(NicFailure, Rank0IsKilled) {
   Start(3);
   ExchangeAll(1);
-  std::vector<PatternExchange*> all;
-  for (int32_t rank = 0; rank < 2; ++rank) all.push_back(&Submit(rank, Call(2)));
+  PatternExchange& waiting = Submit(1, Call(2));
   fabric_->StepAll(20);
-  for (simulated::SimulatedDomain* nic : {fabric_->nic(0), fabric_->nic(1)}) {
-    nic->KillPeer(1, "the cable was pulled");
-  }
-  all.push_back(&Submit(0, Call(3)));
-  WaitForAll(all);
-  for (PatternExchange* each : all) EXPECT_EQ(each->finishes(), 1);
+  EXPECT_FALSE(waiting.finished());
+  fabric_->nic(1)->KillPeer(0, "gone");
+  EXPECT_TRUE(fabric_->StepUntil([&] { return waiting.finished(); }, 100));
+  EXPECT_EQ(waiting.error().code, ErrorCode::kUnavailable);
+  EXPECT_TRUE(Contains(waiting, "moe combine (channel 0): rank 1 waits for rank 0, which is lost"))
+      << waiting.error().message;
+}
+
+// Whoever has done its part may go: what it sent is used.
+TEST_P(NicFailure, PeerIsLostAfterItsPart) {
+  Start(3);
+  ExchangeAll(1);
+  PatternExchange& here = Submit(0, Call(2));
+  PatternExchange& gone = Submit(2, Call(2));
+  fabric_->StepAll(100);
+  fabric_->nic(0)->KillPeer(1, "it has ended");
+  fabric_->StepAll(100);
+  EXPECT_FALSE(here.finished());
+  PatternExchange& last = Submit(1, Call(2));
+  EXPECT_TRUE(fabric_->StepUntil([&] { return here.finished() && last.finished() && gone.finished(); }, 200));
+  EXPECT_TRUE(here.ok()) << here.error().message;
+  PatternExchange& next = Submit(0, Call(3));
+  EXPECT_TRUE(fabric_->StepUntil([&] { return next.finished(); }, 100));
+  EXPECT_EQ(next.error().code, ErrorCode::kUnavailable);
 }
 
 // "Again" for ever: the deadline ends it.

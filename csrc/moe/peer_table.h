@@ -15,7 +15,7 @@ enum class ChannelImmediate : uint32_t {
   kEvenExchange = 0,
   kOddExchange = 1,
   kAnnouncement = 2,
-  kTimer = 3,  // never sent: an expectation on it is a timer on the worker's clock
+  kTimer = 3,  // never sent: an expectation on it is a timer on the worker's clock, which the loss of a peer ends, too
 };
 inline constexpr uint32_t kImmediatesPerChannel = 4;
 

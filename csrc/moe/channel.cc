@@ -4,8 +4,17 @@
 #include <utility>
 
 #include "csrc/moe/exchange_name.h"
+#include "csrc/moe/mutants.h"
 
 namespace jax_fabric::moe {
+
+namespace {
+
+ChannelImmediate ArrivalImmediate(int64_t parity) {
+  return parity == 0 ? ChannelImmediate::kEvenExchange : ChannelImmediate::kOddExchange;
+}
+
+}  // namespace
 
 Result<std::unique_ptr<Channel>> Channel::Create(int32_t index, const MoeConfig& config, const PeerTable& peers,
                                                  DomainGroup* group, Strand* strand) {
@@ -71,7 +80,7 @@ Result<std::unique_ptr<PreparedScatter>> Channel::PrepareExchange(int parity) {
     entry.target = &peer.memory;
     entry.target_offset = config_.ChannelOffset(index_) + config_.layout.SlotOffset(me, parity);
     entry.immediate =
-        peers_.Immediate(rank, index_, parity == 0 ? ChannelImmediate::kEvenExchange : ChannelImmediate::kOddExchange);
+        peers_.Immediate(rank, index_, ArrivalImmediate(Mutated(Mutant::kOddImmediateNeverSent) ? 0 : parity));
     entries.push_back(entry);
   }
   return group_->PrepareScatter(entries);
@@ -196,8 +205,10 @@ void Channel::NumberOperations() {
 void Channel::Issue() {
   while (!poison_ && !unnumbered_.empty()) {
     // The entry's previous announcement must have left this rank before its memory is used again.
-    if (announcements_[(tickets_.last_known() + 1) % AnnouncementRing::kEntries].outstanding) return;
-    const auto sequence = tickets_.Issue(unnumbered_.front()->identity_, finished_);
+    const bool left = !announcements_[(tickets_.last_known() + 1) % AnnouncementRing::kEntries].outstanding;
+    if (!left && !Mutated(Mutant::kReuseAnnouncementBeforeItLeft)) return;
+    const int64_t through = Mutated(Mutant::kIssueWithoutRoom) ? tickets_.last_known() : finished_;
+    const auto sequence = tickets_.Issue(unnumbered_.front()->identity_, through);
     if (!sequence) return;
     ExchangeOperation* operation = unnumbered_.TakeFront();
     operation->sequence_ = *sequence;
@@ -232,7 +243,8 @@ void Channel::OnAnnounced(Signal& signal) {
 void Channel::Claim() {
   tickets_.Read(AnnouncementRing(static_cast<std::byte*>(peers_.own_memory.address) + config_.RingOffset(index_)));
   const auto claim = [this](ExchangeOperation& operation) {
-    const auto sequence = tickets_.Claim(operation.identity_);
+    const uint64_t next = Mutated(Mutant::kClaimAnyNumber) ? tickets_.IdentityOf(finished_ + 1) : operation.identity_;
+    const auto sequence = tickets_.Claim(next);
     if (sequence) operation.sequence_ = *sequence;
     return sequence.has_value();
   };
@@ -274,26 +286,31 @@ bool Channel::StartNext() {
   const int64_t sequence = exchanges_ + 1;
   // The staging buffers of this parity may still be on their way although every peer has answered: nothing is inferred
   // from another arrival.
-  if (packed_ || sends_[sequence & 1].outstanding) return false;
+  const bool left = !sends_[sequence & 1].outstanding;
+  if (packed_ || (!left && !Mutated(Mutant::kReuseStagingBeforeItLeft))) return false;
   if (current_ == nullptr && !TakeNext(finished_ + 1)) return false;
 
   packed_ = true;
-  arrived_ = config_.layout.shape.ranks == 1;
+  const bool alone = config_.layout.shape.ranks == 1;
+  arrived_ = alone || Mutated(Mutant::kUnpackWithoutWaiting);
+  const int64_t parity = Mutated(Mutant::kAlwaysEvenSlots) ? 0 : sequence & 1;
   for (int32_t rank = 0; rank < config_.layout.shape.ranks; ++rank) {
     std::byte* const mapped = peers_.peers[rank].mapped;
     send_slots_[rank] = mapped == nullptr
-                            ? StagingSlot(rank, sequence)
-                            : mapped + config_.ChannelOffset(index_) + config_.layout.SlotOffset(peers_.rank, sequence);
+                            ? StagingSlot(rank, parity)
+                            : mapped + config_.ChannelOffset(index_) + config_.layout.SlotOffset(peers_.rank, parity);
   }
   current_->Pack(round_, StampOf(sequence, signature_), send_slots_.data(), message_bytes_.data());
-  if (arrived_) return true;
+  if (alone) return true;
   const Status sent = Send();
   if (!sent) Poison(sent.error());
   return sent.has_value();
 }
 
 bool Channel::TakeNext(int64_t number) {
-  current_ = numbered_.Take([number](const ExchangeOperation& each) { return each.sequence_ == number; });
+  current_ = numbered_.Take([number](const ExchangeOperation& each) {
+    return each.sequence_ == number || Mutated(Mutant::kRunInOrderOfSubmission);
+  });
   if (current_ == nullptr) return false;
   round_ = 0;
   signature_ = current_->signature_ ^ current_->identity_;
@@ -309,14 +326,15 @@ Status Channel::Send() {
     const int32_t rank = (peers_.rank + i) % ranks;
     if (peers_.peers[rank].mapped == nullptr) send.scatter->SetLength(i - 1, message_bytes_[rank]);
   }
-  const auto which = parity == 0 ? ChannelImmediate::kEvenExchange : ChannelImmediate::kOddExchange;
   Status status = send.scatter->Post(deadline_, CallbackFor(&send));
   if (!status) {
     send.outstanding = false;
     return status;
   }
   Signal& arrival = arrivals_[parity];
-  status = group_->ExpectImmediate(peers_.Immediate(peers_.rank, index_, which), ranks - 1, deadline_,
+  const uint32_t count =
+      ranks - 1 + Mutated(Mutant::kExpectOneImmediateMore) - (ranks > 2 && Mutated(Mutant::kExpectOneImmediateLess));
+  status = group_->ExpectImmediate(peers_.Immediate(peers_.rank, index_, ArrivalImmediate(parity)), count, deadline_,
                                    CallbackFor(&arrival));
   if (!status) arrival.outstanding = false;
   return status;
@@ -330,7 +348,7 @@ bool Channel::FinishCurrent() {
   }
   packed_ = false;
   ++exchanges_;
-  if (++round_ < current_->rounds()) return true;
+  if (++round_ < current_->rounds() - Mutated(Mutant::kOneRoundLess)) return true;
   ++finished_;
   std::exchange(current_, nullptr)->Finish(nullptr);
   return true;
@@ -338,7 +356,7 @@ bool Channel::FinishCurrent() {
 
 Status Channel::UnpackCurrent() {
   for (int32_t rank = 0; rank < config_.layout.shape.ranks; ++rank) {
-    receive_slots_[rank] = OwnSlot(rank, exchanges_ + 1);
+    receive_slots_[rank] = OwnSlot(rank, exchanges_ + 1 + Mutated(Mutant::kUnpackOtherParity));
   }
   JF_RETURN_IF_ERROR(CheckMessages(receive_slots_.data()));
   JF_RETURN_IF_ERROR(CheckCapacity(receive_slots_.data()));

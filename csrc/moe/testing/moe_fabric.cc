@@ -79,7 +79,10 @@ std::unique_ptr<Domain> MoeFabric::MakeDomain(int32_t rank) {
     simulated::SimulatedDomainOptions nic;
     nic.name = "nic" + std::to_string(rank);
     nic.mappable = true;
-    nic.nic = {.latency_ns = 0, .jitter_ns = options_.jitter_us * 1000, .segment_bytes = 256, .handshake_ns = 0};
+    nic.nic = {.latency_ns = 0,
+               .jitter_ns = options_.jitter_us * 1000,
+               .segment_bytes = options_.segment_bytes,
+               .handshake_ns = 0};
     nic.nic.completion_ns = options_.jitter_us * 1000;
     nic.faults.again_probability = options_.again_probability;
     nic.faults.loss_probability = options_.loss_probability;

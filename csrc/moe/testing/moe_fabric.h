@@ -56,6 +56,7 @@ struct FabricOptions {
   double again_probability = 0;    // simulated: of each post
   double loss_probability = 0;     // simulated: of each segment; it is sent again
   int64_t jitter_us = 0;           // simulated: until a write arrives, at most
+  uint64_t segment_bytes = 256;    // simulated: of the pieces that writes travel in; 0: whole
   bool early_completions = false;  // simulated: some writes succeed long before they arrive
   bool inline_executors = true;    // else worker's calls wait in a QueueExecutor
 
@@ -85,6 +86,8 @@ class MoeFabric {
   // Null over the local domain.
   simulated::SimulatedDomain* nic(int32_t rank) { return ranks_[rank].nic; }
   void DestroyContext(int32_t rank) { ranks_[rank].context.reset(); }
+
+  simulated::SimulatedNetwork& network() { return network_; }
 
   std::mt19937_64& random() { return random_; }
   bool Chance(double probability) { return std::bernoulli_distribution(probability)(random_); }

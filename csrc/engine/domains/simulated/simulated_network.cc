@@ -75,7 +75,29 @@ void SimulatedNetwork::RestoreLink(const SimulatedDomain& a, const SimulatedDoma
   cut_links_.erase(Link(a.index_, b.index_));
 }
 
+void SimulatedNetwork::Hold() {
+  const Lock lock(mutex_);
+  holding_ = true;
+}
+
+void SimulatedNetwork::HoldBack(const Event& event) {
+  const Flight& flight = flights_[event.place];
+  held_.push_back({event.kind == Event::Kind::kComplete, flight.source, flight.target, flight.id});
+  held_events_.push_back(event);
+}
+
+void SimulatedNetwork::ReleaseHeld(size_t index) {
+  const Lock lock(mutex_);
+  const Event event = held_events_[index];
+  held_events_.erase(held_events_.begin() + static_cast<ptrdiff_t>(index));
+  held_.erase(held_.begin() + static_cast<ptrdiff_t>(index));
+  Run(event);
+}
+
 void SimulatedNetwork::Schedule(Event event) {
+  if (holding_ && (event.kind == Event::Kind::kSegment || event.kind == Event::Kind::kComplete)) {
+    return HoldBack(event);
+  }
   event.order = random_();
   events_.push(event);
 }
@@ -264,7 +286,7 @@ void SimulatedNetwork::Arrive(Flight& flight) {
   event.kind = Event::Kind::kComplete;
   event.place = static_cast<uint32_t>(&flight - flights_.data());
   event.flight = flight.id;
-  if (from.options_.nic.completion_ns == 0) return End(flight, ErrorCode::kOk, {});
+  if (from.options_.nic.completion_ns == 0 && !holding_) return End(flight, ErrorCode::kOk, {});
   Schedule(event);
 }
 

@@ -41,6 +41,18 @@ class SimulatedNetwork {
   void CutLink(const SimulatedDomain& a, const SimulatedDomain& b);
   void RestoreLink(const SimulatedDomain& a, const SimulatedDomain& b);
 
+  // From now on nothing that is posted happens by itself: segments land and completions come when they are released,
+  // one by one. For whoever wants to see every order.
+  struct Held {
+    bool completion = false;  // of the sender; else a segment
+    uint32_t source = 0;      // domains, in the order in which they were made
+    uint32_t target = 0;
+    uint64_t write = 0;  // the same for a write's segments and its completion
+  };
+  void Hold();
+  const std::vector<Held>& held() const { return held_; }
+  void ReleaseHeld(size_t index);
+
   // Called for every segment when it is written into memory: `end` is one past its last byte. For tests that watch
   // memory nobody may write to.
   using LandingObserver = std::function<void(uint64_t address, uint64_t end)>;
@@ -83,6 +95,7 @@ class SimulatedNetwork {
   int64_t UpTo(int64_t most) { return most <= 0 ? 0 : std::uniform_int_distribution<int64_t>(0, most)(random_); }
 
   void Schedule(Event event);
+  void HoldBack(const Event& event);
   void Run(const Event& event);
   void OnSegment(const Event& event);
   void OnHandshake(const Event& event);
@@ -108,6 +121,9 @@ class SimulatedNetwork {
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
   std::set<std::pair<uint32_t, uint32_t>> cut_links_;
   LandingObserver observer_;
+  bool holding_ = false;
+  std::vector<Held> held_;
+  std::vector<Event> held_events_;
   uint64_t retransmissions_ = 0;
   uint64_t reordered_segments_ = 0;
 };

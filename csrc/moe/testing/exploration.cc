@@ -1,0 +1,232 @@
+#include "csrc/moe/testing/exploration.h"
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <random>
+#include <tuple>
+#include <utility>
+
+namespace jax_fabric::moe::testing {
+namespace {
+
+// Steps after an event until the engines have done all that follows from it.
+constexpr int kSettle = 4;
+
+struct Event {
+  enum class Kind : uint8_t { kStart, kArrival, kCompletion };
+  Kind kind = Kind::kStart;
+  uint32_t rank = 0;      // that starts, or that the write comes from
+  uint32_t target = 0;    // of the write
+  uint64_t number = 0;    // of the call, or of the write among those of this pair of ranks
+  size_t held_index = 0;  // changes as others are released
+  uint64_t ranks = 0;     // that it touches, as bits
+
+  auto Key() const { return std::tuple(ranks, kind, rank, target, number); }
+  bool operator==(const Event& other) const { return Key() == other.Key(); }
+};
+
+std::string Describe(const Event& event) {
+  constexpr const char* kNames[] = {"start", "arrival", "completion"};
+  return fmt::format("{} {}>{} #{}; ", kNames[static_cast<int>(event.kind)], event.rank, event.target, event.number);
+}
+
+class Run {
+ public:
+  explicit Run(const Scope& scope)
+      : scope_(scope),
+        fabric_({.ranks = scope.ranks, .mapping = scope.mapping, .segment_bytes = 0},
+                SmallConfig(scope.ranks, scope.channels)) {
+    for (int32_t rank = 0; rank < scope.ranks; ++rank) operations_.emplace_back(scope.program.size());
+    fabric_.Connect();
+    fabric_.network().Hold();
+  }
+  ~Run() {
+    // A completion that never comes would keep the engines from closing.
+    while (!fabric_.network().held().empty()) fabric_.network().ReleaseHeld(0);
+    fabric_.Close();
+  }
+
+  std::vector<Event> Events() {
+    std::vector<Event> events;
+    for (int32_t rank = 0; rank < scope_.ranks; ++rank) {
+      for (size_t call = 0; call < scope_.program.size(); ++call) {
+        if (!Ready(rank, call)) continue;
+        Event event;
+        event.rank = event.target = rank;
+        event.number = call;
+        event.ranks = uint64_t{1} << rank;
+        events.push_back(event);
+      }
+    }
+    const auto& held = fabric_.network().held();
+    for (size_t i = 0; i < held.size(); ++i) events.push_back(EventOf(held[i], i));
+    return events;
+  }
+
+  void Do(const Event& event) {
+    history_ += Describe(event);
+    ++length_;
+    if (event.kind == Event::Kind::kStart) {
+      const ExploredCall& call = scope_.program[event.number];
+      auto& operation = operations_[event.rank][event.number];
+      operation = std::make_unique<PatternExchange>(fabric_.context(event.rank).config().layout, call.pattern);
+      fabric_.channel(event.rank, call.channel).Submit(operation.get());
+    } else {
+      const uint64_t write = fabric_.network().held()[event.held_index].write;
+      fabric_.network().ReleaseHeld(event.held_index);
+      if (!scope_.late_completions) ReleaseCompletion(write);
+    }
+    fabric_.StepAll(kSettle);
+  }
+
+  // What has gone wrong so far.
+  std::string Failure() const {
+    for (int32_t rank = 0; rank < scope_.ranks; ++rank) {
+      for (size_t call = 0; call < scope_.program.size(); ++call) {
+        const auto& operation = operations_[rank][call];
+        if (!operation) continue;
+        if (!operation->damage().empty()) return Because(operation->damage());
+        if (operation->finished() && !operation->ok()) return Because(operation->error().message);
+      }
+    }
+    return {};
+  }
+  // What is wrong when nothing can happen any more.
+  std::string FailureAtTheEnd() const {
+    if (std::string failure = Failure(); !failure.empty()) return failure;
+    for (size_t call = 0; call < scope_.program.size(); ++call) {
+      for (int32_t rank = 0; rank < scope_.ranks; ++rank) {
+        const auto& operation = operations_[rank][call];
+        if (!operation || !operation->finished()) return Because(fmt::format("call {} never ends", call));
+        if (operation->sequence() != operations_[0][call]->sequence()) return Because("numbers differ");
+      }
+    }
+    return {};
+  }
+  uint64_t length() const { return length_; }
+
+ private:
+  bool Ready(int32_t rank, size_t call) const {
+    if (operations_[rank][call]) return false;
+    const int32_t after = scope_.program[call].after;
+    return after < 0 || (operations_[rank][after] && operations_[rank][after]->finished());
+  }
+
+  Event EventOf(const simulated::SimulatedNetwork::Held& held, size_t index) {
+    // Writes of a pair are posted in one order whatever happens elsewhere, so they can be counted.
+    auto [known, is_new] = numbers_.try_emplace(held.write, 0);
+    if (is_new) known->second = counts_[{held.source, held.target}]++;
+    Event event;
+    event.kind = held.completion ? Event::Kind::kCompletion : Event::Kind::kArrival;
+    event.rank = held.source;
+    event.target = held.target;
+    event.number = known->second;
+    event.held_index = index;
+    event.ranks = uint64_t{1} << (held.completion ? held.source : held.target);
+    if (!scope_.late_completions) event.ranks |= uint64_t{1} << held.source;
+    return event;
+  }
+
+  void ReleaseCompletion(uint64_t write) {
+    const auto& held = fabric_.network().held();
+    for (size_t i = 0; i < held.size(); ++i) {
+      if (held[i].write == write) return fabric_.network().ReleaseHeld(i);
+    }
+  }
+
+  std::string Because(const std::string& what) const { return what + "\nafter: " + history_; }
+
+  const Scope& scope_;
+  std::vector<std::vector<std::unique_ptr<PatternExchange>>> operations_;  // [rank][call]; outlive the fabric
+  MoeFabric fabric_;
+  std::map<uint64_t, uint64_t> numbers_;
+  std::map<std::pair<uint32_t, uint32_t>, uint64_t> counts_;
+  std::string history_;
+  uint64_t length_ = 0;
+};
+
+// One decision on the way. Sleep sets (Godefroid 1996): what was tried here before need not be tried again after an
+// event that has nothing to do with it.
+struct Choice {
+  std::vector<Event> events;  // to be tried
+  std::vector<Event> asleep;
+  size_t next = 0;
+
+  std::vector<Event> AsleepAfterNext() const {
+    std::vector<Event> result = asleep;
+    result.insert(result.end(), events.begin(), events.begin() + static_cast<ptrdiff_t>(next));
+    std::erase_if(result, [&](const Event& event) { return (event.ranks & events[next].ranks) != 0; });
+    return result;
+  }
+};
+
+Choice MakeChoice(std::vector<Event> events, std::vector<Event> asleep) {
+  std::erase_if(events,
+                [&](const Event& event) { return std::find(asleep.begin(), asleep.end(), event) != asleep.end(); });
+  return {std::move(events), std::move(asleep)};
+}
+
+}  // namespace
+
+Exploration Explore(const Scope& scope, uint64_t max_runs) {
+  Exploration exploration;
+  std::vector<Choice> path;
+  for (; exploration.runs < max_runs; ++exploration.runs) {
+    Run run(scope);
+    for (size_t depth = 0;; ++depth) {
+      std::vector<Event> events = run.Events();
+      if (events.empty()) {
+        exploration.failure = run.FailureAtTheEnd();
+        break;
+      }
+      if (depth == path.size()) {
+        path.push_back(MakeChoice(events, depth == 0 ? std::vector<Event>{} : path[depth - 1].AsleepAfterNext()));
+      }
+      const Choice& choice = path[depth];
+      if (choice.events.empty()) {
+        ++exploration.redundant;
+        break;
+      }
+      // The same event as when the choice was listed; only its place among those held may be another.
+      const auto now = std::find(events.begin(), events.end(), choice.events[choice.next]);
+      if (now == events.end()) {
+        exploration.failure = "a run cannot be repeated";
+        break;
+      }
+      run.Do(*now);
+      exploration.failure = run.Failure();
+      if (!exploration.failure.empty()) break;
+    }
+    exploration.longest = std::max(exploration.longest, run.length());
+    if (!exploration.failure.empty()) return exploration;
+    while (!path.empty() && (path.back().events.empty() || ++path.back().next == path.back().events.size())) {
+      path.pop_back();
+    }
+    if (path.empty()) {
+      ++exploration.runs;
+      exploration.complete = true;
+      return exploration;
+    }
+  }
+  return exploration;
+}
+
+std::string RunAnyOrder(const Scope& scope, uint64_t seed) {
+  Run run(scope);
+  std::mt19937_64 random(seed);
+  // In half of the runs one rank starts its calls as late as it can.
+  const int32_t late = random() % 2 == 0 ? static_cast<int32_t>(random() % scope.ranks) : -1;
+  for (std::vector<Event> events = run.Events(); !events.empty(); events = run.Events()) {
+    std::vector<Event> now = events;
+    std::erase_if(now, [&](const Event& event) {
+      return event.kind == Event::Kind::kStart && static_cast<int32_t>(event.rank) == late;
+    });
+    if (now.empty()) now = events;
+    run.Do(now[random() % now.size()]);
+    if (std::string failure = run.Failure(); !failure.empty()) return failure;
+  }
+  return run.FailureAtTheEnd();
+}
+
+}  // namespace jax_fabric::moe::testing

@@ -409,7 +409,11 @@ void Channel::OnSent(Signal& signal) {
   if (poison_) return;
   if (signal.error) {
     PoisonIfPeerIsLost();  // says more
-    return Poison(*signal.error);
+    Error error = *signal.error;
+    if (pending()) {
+      error.message = fmt::format("{}: rank {} cannot send: {}", NameOfPending(), peers_.rank, error.message);
+    }
+    return Poison(error);
   }
   Advance();
 }

@@ -49,9 +49,11 @@ void Channel::PoisonIfPeerIsLost() {
     if (packed_ && (arrived_ || HasMessageOf(rank))) continue;
     const Status status = group_->PeerStatus(peers_.peers[rank].handle);
     if (status) continue;
+    // It may have left while others still have calls to make.
+    const char* const hint = packed_ ? "" : ". Do all ranks run the same program?";
     return Poison(
-        Error{ErrorCode::kUnavailable, fmt::format("{}: rank {} waits for rank {}, which is lost: {}", NameOfPending(),
-                                                   peers_.rank, rank, status.error().message)});
+        Error{ErrorCode::kUnavailable, fmt::format("{}: rank {} waits for rank {}, which is lost: {}{}",
+                                                   NameOfPending(), peers_.rank, rank, status.error().message, hint)});
   }
 }
 

@@ -240,7 +240,7 @@ void LocalDomain::FailPeer(LocalPeer& peer, ErrorCode code, std::string why) {
   fault.kind = CompletionKind::kPeerFault;
   fault.code = code;
   fault.peer = peer.id();
-  faults_.push_back(fault);
+  faults_.emplace_back(fault, last_error_);
 }
 
 void LocalDomain::ForgetLanesOf(const LocalPeer& peer, bool process_is_dead) {

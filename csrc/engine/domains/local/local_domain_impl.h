@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "csrc/base/unique_fd.h"
@@ -119,7 +120,7 @@ class LocalDomain final : public Domain {
   FixedQueue<DeferredWrite> deferred_;
   FixedQueue<Completion> completions_;
   FixedQueue<ReceiveRequest> receives_;
-  std::deque<Completion> faults_;
+  std::deque<std::pair<Completion, std::string>> faults_;  // each with its cause
 
   // Incoming.
   std::vector<LaneReader> lanes_;

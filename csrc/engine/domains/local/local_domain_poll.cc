@@ -8,6 +8,8 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <tuple>
+#include <utility>
 
 #include "csrc/engine/domains/local/local_domain_impl.h"
 
@@ -28,11 +30,13 @@ size_t LocalDomain::Poll(std::span<Completion> out) {
   if (!connecting_.empty()) PollConnecting();
   if (!deferred_.empty()) AdvanceDeferred();
 
-  size_t count = 0;
-  for (; count < out.size() && !faults_.empty(); ++count) {
-    out[count] = faults_.front();
+  if (!out.empty() && !faults_.empty()) {
+    // By itself, so that last_error() is its cause.
+    std::tie(out[0], last_error_) = std::move(faults_.front());
     faults_.pop_front();
+    return 1;
   }
+  size_t count = 0;
   // Whoever is first may fill everything, so they take turns.
   incoming_first_ = !incoming_first_;
   if (incoming_first_) count += TakeIncoming(out.subspan(count));

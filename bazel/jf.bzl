@@ -31,7 +31,8 @@ def jf_cc_test(name, size = "small", copts = [], linkopts = [], deps = [], **kwa
       copts: added to JF_COPTS.
       linkopts: added to JF_LINKOPTS.
       deps: gtest_main (which brings gmock's headers where they are installed) is added.
-      **kwargs: go to cc_test. The tag "nosan" keeps a test out of --config=tsan and --config=asan.
+      **kwargs: go to cc_test. The tag "threads" brings a test into --config=tsan, "nosan" keeps it out of
+          --config=asan.
     """
     cc_test(
         name = name,

@@ -82,7 +82,7 @@ class DisagreementTest(parameterized.TestCase):
             other = r"[02]" if process == 1 else "1"
             self.assertRegex(
                 error,
-                rf"InvalidArgument: rank {other} has another .* configuration than rank {process}: ",
+                rf"InvalidArgument: rank {other} has another .* configuration than rank {process}:",
             )
             self.assertIn(argument, error)
             self.assertLess(seconds, 10)

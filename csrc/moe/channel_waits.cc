@@ -45,10 +45,10 @@ void Channel::PoisonIfPeerIsLost() {
   if (!pending()) return;
   for (int32_t rank = 0; rank < config_.layout.shape.ranks; ++rank) {
     if (rank == peers_.rank) continue;
-    // It may have ended as it should, its part being done.
-    if (packed_ && (arrived_ || HasMessageOf(rank))) continue;
     const Status status = group_->PeerStatus(peers_.peers[rank].handle);
     if (status) continue;
+    // It may have ended as it should, its part being done.
+    if (packed_ && (arrived_ || HasMessageOf(rank))) continue;
     // It may have left while others still have calls to make.
     const char* const hint = packed_ ? "" : ". Do all ranks run the same program?";
     return Poison(

@@ -1,6 +1,7 @@
 // DispatchSend and DispatchReceive. Rounds after the first move rows along routes that are known, as redispatch does.
 #include <cstdint>
 #include <cstring>
+#include <numeric>
 
 #include "csrc/kernels/cpu/message.h"
 #include "csrc/kernels/cpu/row_ops.h"
@@ -216,10 +217,10 @@ void WriteHeaders(const DispatchSendArgs& args) {
 // The metadata of a checked message, which is of all rounds.
 struct DispatchMessage {
   DispatchMessage(const SlotLayout& layout, const void* slot)
-      : rows(At<uint32_t>(slot, layout.CountsOffset())[layout.shape.rank]),
+      : round_rows(At<uint32_t>(slot, layout.RoundRowsOffset())),
+        rows(std::accumulate(round_rows, round_rows + layout.shape.MaxRounds(), int64_t{0})),
         rows_here(HeaderOf(slot).rows),
         expert_rows(HeaderOf(slot).expert_rows),
-        round_rows(At<uint32_t>(slot, layout.RoundRowsOffset())),
         meta(At<RowMeta>(slot, layout.RowMetaOffset())),
         entries(At<Entry>(slot, layout.EntriesOffset(rows))),
         payload(At<char>(slot, HeaderOf(slot).payload_offset)) {}
@@ -227,10 +228,10 @@ struct DispatchMessage {
   int64_t EntryBegin(int64_t row) const { return meta[row].entry_begin; }
   int64_t EntryEnd(int64_t row) const { return row + 1 < rows ? meta[row + 1].entry_begin : expert_rows; }
 
+  const uint32_t* round_rows;
   int64_t rows;
   int64_t rows_here;  // of them, those in this message
   int64_t expert_rows;
-  const uint32_t* round_rows;
   const RowMeta* meta;
   const Entry* entries;
   const char* payload;

@@ -51,6 +51,22 @@ _Pages = tuple[int, int, int, int]  # address of the first index, count, stride,
 _Entry = tuple[int, Region | None, int, RemoteMemory, int, int, int, int]
 
 def close_engines(timeout_us: int) -> None: ...
+def bounce_word(region: Region, first: bool, rounds: int, timeout_us: int) -> list[int]: ...
+def bounce_writes(
+    group: DomainGroup,
+    peer: int,
+    source: Region,
+    target: RemoteMemory,
+    nbytes: int,
+    incoming: int,
+    outgoing: int,
+    first: bool,
+    rounds: int,
+    timeout_us: int,
+) -> list[int]: ...
+def measure_submit(
+    group: DomainGroup, peer: int, target: RemoteMemory, rounds: int, timeout_us: int
+) -> tuple[list[int], list[int]]: ...
 
 class RemoteMemory:
     @staticmethod

@@ -71,6 +71,24 @@ struct WriteRequest {
   std::optional<uint32_t> immediate;
 };
 
+// Writes that differ in their offsets only. Page i goes from source + source_offsets[i * step] to remote_address +
+// target_offsets[i * step]; each brings the immediate once.
+struct PagesRequest {
+  PeerId peer = 0;
+  uint64_t context = 0;
+  const std::byte* source = nullptr;
+  uint64_t local_key = 0;
+  uint64_t length = 0;  // of a page
+  uint64_t remote_address = 0;
+  uint64_t remote_key = 0;
+  const uint64_t* source_offsets = nullptr;
+  const uint64_t* target_offsets = nullptr;
+  uint64_t step = 1;
+  uint32_t count = 0;           // of pages that may be posted now, at least 1
+  uint64_t transfer_bytes = 0;  // of all pages of the transfer: a hint how to copy
+  std::optional<uint32_t> immediate;
+};
+
 struct SendRequest {
   PeerId peer = 0;
   uint64_t context = 0;
@@ -107,6 +125,7 @@ struct Completion {
   uint32_t immediate = 0;
   uint64_t context = 0;
   uint64_t length = 0;
+  uint32_t count = 1;  // kWrite, kImmediate: it stands for that many equal ones
 
   static constexpr PeerId kUnknownPeer = 0xffffffffu;
 };
@@ -135,6 +154,9 @@ class Domain {
   virtual void RemovePeer(PeerId peer) = 0;
 
   virtual PostResult PostWrite(const WriteRequest& request) = 0;
+  // The first pages as if PostWrite had posted one after the other, as many as the domain takes at once. kPosted: at
+  // least one, and `posted` says how many; else as PostWrite of the first.
+  virtual PostResult PostPages(const PagesRequest& request, uint32_t& posted);
   virtual PostResult PostSend(const SendRequest& request) = 0;
   virtual PostResult PostReceive(const ReceiveRequest& request) = 0;
 
@@ -155,6 +177,20 @@ class Domain {
   // peer's Poll).
   virtual void* MapRemote(PeerId peer, uint64_t remote_address, uint64_t remote_key, uint64_t length) = 0;
 };
+
+inline PostResult Domain::PostPages(const PagesRequest& request, uint32_t& posted) {
+  WriteRequest write;
+  write.peer = request.peer;
+  write.context = request.context;
+  write.source = request.source + request.source_offsets[0];
+  write.local_key = request.local_key;
+  write.length = request.length;
+  write.remote_address = request.remote_address + request.target_offsets[0];
+  write.remote_key = request.remote_key;
+  write.immediate = request.immediate;
+  posted = 1;
+  return PostWrite(write);
+}
 
 }  // namespace jax_fabric
 

@@ -1,6 +1,7 @@
 #include "csrc/engine/group_driver.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 namespace jax_fabric {
@@ -121,13 +122,15 @@ PostResult GroupDriver::TryPost(Stream& stream) {
   }
   // One peer may take half of the domain's depth: what it does not take in leaves room for the others.
   const uint32_t depth = lane.domain->limits().max_outstanding;
-  if (depth > 1 && lane.in_flight >= depth - depth / 2) return PostResult::kAgain;
-  const PostResult result = operation.Post(*lane.domain, stream);
+  const uint32_t share = depth > 1 ? depth - depth / 2 : std::numeric_limits<uint32_t>::max();
+  if (lane.in_flight >= share) return PostResult::kAgain;
+  uint32_t posted = 0;
+  const PostResult result = operation.Post(*lane.domain, stream, share - static_cast<uint32_t>(lane.in_flight), posted);
   if (result == PostResult::kPosted) {
-    ++stream.next_index;
-    ++stream.in_flight;
-    ++operation.in_flight_;
-    ++lane.in_flight;
+    stream.next_index += posted;
+    stream.in_flight += posted;
+    operation.in_flight_ += posted;
+    lane.in_flight += posted;
     lane.blocked = false;
   } else if (result == PostResult::kAgain) {
     lane.blocked = true;
@@ -241,7 +244,7 @@ bool GroupDriver::PollCompletions() {
 void GroupDriver::HandleCompletion(uint32_t nic, const Completion& completion) {
   switch (completion.kind) {
     case CompletionKind::kImmediate:
-      return imm_counter_.Count(completion.immediate);
+      return imm_counter_.Count(completion.immediate, completion.count);
     case CompletionKind::kWrite:
     case CompletionKind::kSend:
       return HandlePost(nic, completion);
@@ -260,11 +263,11 @@ void GroupDriver::HandleCompletion(uint32_t nic, const Completion& completion) {
 void GroupDriver::HandlePost(uint32_t nic, const Completion& completion) {
   Stream& stream = *reinterpret_cast<Stream*>(completion.context);
   Operation& operation = *stream.operation;
-  --stream.lane->in_flight;
-  --stream.in_flight;
-  --operation.in_flight_;
+  stream.lane->in_flight -= completion.count;
+  stream.in_flight -= completion.count;
+  operation.in_flight_ -= completion.count;
   if (completion.code == ErrorCode::kOk) {
-    ++operation.done_;
+    operation.done_ += completion.count;
   } else {
     const Peer& peer = *stream.lane->peer;
     // Of a lost peer's requests the first cause is the one to tell, not what each of them came back with.

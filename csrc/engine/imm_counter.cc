@@ -125,14 +125,14 @@ void ImmCounter::CountPeerLoss() {
   ended_by_loss_.ExpireAll([this](DeadlineNode* node) { FinishAfterLoss(*static_cast<Slot*>(node)); });
 }
 
-void ImmCounter::Count(uint32_t immediate) {
+void ImmCounter::Count(uint32_t immediate, uint32_t times) {
   Slot* slot = Owned(immediate);
   if (slot == nullptr) {
-    strays_.fetch_add(1, std::memory_order_relaxed);
+    strays_.fetch_add(times, std::memory_order_relaxed);
     return;
   }
   ForgetFormerOwner(*slot);
-  ++slot->unconsumed;
+  slot->unconsumed += times;
   if (slot->state.load(std::memory_order_relaxed) != kArmed) return;  // only this thread makes it kArmed
   if (slot->unconsumed < slot->expected) return;
   slot->unconsumed -= slot->expected;

@@ -48,7 +48,7 @@ class ImmCounter {
   // PrepareExpectation and the arming in one.
   Status Expect(uint32_t immediate, uint32_t count, Deadline deadline, WorkerCallback callback,
                 std::optional<uint64_t> losses_seen = {});
-  void Count(uint32_t immediate);
+  void Count(uint32_t immediate, uint32_t times = 1);
   // Calls back with kDeadlineExceeded; returns how many.
   int Expire(int64_t now_ns);
   int64_t earliest_deadline_ns() const { return std::min(deadlines_.earliest_ns(), ended_by_loss_.earliest_ns()); }

@@ -56,8 +56,9 @@ class Operation : public DriverRequest, public DeadlineNode {
     on_failure_ = on_failure;
   }
   virtual std::span<Stream> streams() = 0;
-  // Makes post `stream.next_index`.
-  virtual PostResult Post(Domain& domain, Stream& stream) = 0;
+  // Makes post `stream.next_index`, and those after it if the domain takes several at once: `posted` of them, at most
+  // `room`, if it is kPosted.
+  virtual PostResult Post(Domain& domain, Stream& stream, uint32_t room, uint32_t& posted) = 0;
 
  private:
   friend class GroupDriver;

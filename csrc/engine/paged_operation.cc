@@ -29,18 +29,23 @@ void PagedOperation::SetPlan(const Plan& plan) {
   }
 }
 
-PostResult PagedOperation::Post(Domain& domain, Stream& stream) {
+PostResult PagedOperation::Post(Domain& domain, Stream& stream, uint32_t room, uint32_t& posted) {
   const uint64_t page = stream.first_part + stream.next_index * stream.part_step;
-  WriteRequest request;
+  PagesRequest request;
   request.peer = stream.lane->id;
   request.context = reinterpret_cast<uint64_t>(&stream);
-  request.source = stream.source + source_offsets_[page];
+  request.source = stream.source;
   request.local_key = stream.local_key;
   request.length = stream.length;
-  request.remote_address = stream.remote_address + target_offsets_[page];
+  request.remote_address = stream.remote_address;
   request.remote_key = stream.remote_key;
+  request.source_offsets = source_offsets_.data() + page;
+  request.target_offsets = target_offsets_.data() + page;
+  request.step = stream.part_step;
+  request.count = static_cast<uint32_t>(std::min<uint64_t>(room, stream.count - stream.next_index));
+  request.transfer_bytes = source_offsets_.size() * stream.length;
   request.immediate = stream.immediate;
-  return domain.PostWrite(request);
+  return domain.PostPages(request, posted);
 }
 
 }  // namespace jax_fabric

@@ -36,7 +36,7 @@ class PagedOperation final : public Operation {
 
  protected:
   std::span<Stream> streams() override { return {streams_.data(), stream_count_}; }
-  PostResult Post(Domain& domain, Stream& stream) override;
+  PostResult Post(Domain& domain, Stream& stream, uint32_t room, uint32_t& posted) override;
 
  private:
   std::array<Stream, kMaxNics> streams_;

@@ -23,7 +23,8 @@ class SendOperation final : public Operation {
 
  protected:
   std::span<Stream> streams() override { return {&stream_, 1}; }
-  PostResult Post(Domain& domain, Stream& stream) override {
+  PostResult Post(Domain& domain, Stream& stream, uint32_t, uint32_t& posted) override {
+    posted = 1;
     return domain.PostSend(SendRequest{stream.lane->id, reinterpret_cast<uint64_t>(&stream), stream.source,
                                        stream.local_key, stream.length});
   }

@@ -41,7 +41,8 @@ uint64_t ShardedOperation::LongestOf(size_t index) const {
   return stream.part_count * stream.lane->peer->part_limit;
 }
 
-PostResult ShardedOperation::Post(Domain& domain, Stream& stream) {
+PostResult ShardedOperation::Post(Domain& domain, Stream& stream, uint32_t, uint32_t& posted) {
+  posted = 1;
   Part part{0, stream.length};
   if (stream.part_count > 1) {
     part = PartOf(stream.length, stream.part_count, stream.first_part + stream.next_index * stream.part_step,

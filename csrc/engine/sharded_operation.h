@@ -43,7 +43,7 @@ class ShardedOperation final : public Operation {
 
  protected:
   std::span<Stream> streams() override { return streams_; }
-  PostResult Post(Domain& domain, Stream& stream) override;
+  PostResult Post(Domain& domain, Stream& stream, uint32_t room, uint32_t& posted) override;
 
  private:
   std::vector<Stream> streams_;

@@ -6,7 +6,9 @@
 namespace jax_fabric {
 namespace {
 
-constexpr int64_t kSpinNs = 20'000;
+// With a yield after each look, so that it costs others nothing. Being woken takes 20 us and more: a good part of what
+// a transfer of a MiB takes.
+constexpr int64_t kSpinNs = 200'000;
 constexpr int64_t kSliceNs = 5'000'000;
 
 }  // namespace

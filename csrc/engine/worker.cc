@@ -7,6 +7,8 @@
 namespace jax_fabric {
 namespace {
 
+// A yield that takes longer has let another thread run: that one wanted the core.
+constexpr int64_t kLongYieldNs = 3'000;
 // A sleeper looks around that often even if nobody wakes it.
 constexpr int64_t kMaxSleepMs = 100;
 
@@ -51,13 +53,15 @@ bool Worker::Step() {
 }
 
 void Worker::Idle(int64_t idle_since_ns) {
-  const int64_t idle_us = (clock_.NowNs() - idle_since_ns) / 1000;
-  if (policy_.mode == IdleMode::kSpin || (policy_.mode == IdleMode::kAdaptive && idle_us < policy_.spin_us)) {
-    return Pause();
-  }
-  if ((policy_.mode == IdleMode::kAdaptive && idle_us < policy_.yield_us) || !all_have_descriptors_ ||
-      waker_.fd() < 0) {
-    return std::this_thread::yield();
+  const int64_t now_ns = clock_.NowNs();
+  const int64_t idle_us = (now_ns - idle_since_ns) / 1000;
+  const bool adaptive = policy_.mode == IdleMode::kAdaptive;
+  if (policy_.mode == IdleMode::kSpin || (adaptive && !core_is_wanted_ && idle_us < policy_.spin_us)) return Pause();
+  if ((adaptive && idle_us < policy_.yield_us) || !all_have_descriptors_ || waker_.fd() < 0) {
+    std::this_thread::yield();
+    // Spinning would keep others from the core, among them whoever is to send what this worker waits for.
+    core_is_wanted_ = clock_.NowNs() - now_ns > kLongYieldNs;
+    return;
   }
   Sleep();
 }

@@ -43,6 +43,7 @@ class Worker {
   std::vector<GroupDriver*> drivers_;  // of the stepping thread
   std::vector<pollfd> descriptors_;    // the waker's, then the domains'
   bool all_have_descriptors_ = true;   // else nothing would wake us: then it only yields
+  bool core_is_wanted_ = false;        // as the last yield showed; of the stepping thread
 
   std::atomic<bool> has_new_drivers_{false};  // release in Add, acquire in Step
   std::mutex mutex_;

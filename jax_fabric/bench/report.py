@@ -23,8 +23,12 @@ class Report:
 
     def configuration(self, config: MoeBenchConfig) -> None:
         """Says what will run."""
-        self._console.rule("[bold]jax_fabric: dispatch and combine", align="left")
-        self._console.print(f"{config.case}; beside: {', '.join(config.peers)}")
+        self.heading("dispatch and combine", f"{config.case}; beside: {', '.join(config.peers)}")
+
+    def heading(self, title: str, text: str) -> None:
+        """Says what will run, in words."""
+        self._console.rule(f"[bold]jax_fabric: {title}", align="left")
+        self._console.print(text)
 
     @contextlib.contextmanager
     def progress(self, steps: int) -> Iterator[Callable[[], None]]:

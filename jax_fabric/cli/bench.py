@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 from jax_fabric.bench.config import PEERS, MoeBenchConfig
+from jax_fabric.bench.transfer_config import TRANSFER_PEERS, TransferBenchConfig
 
 _MOE_DESCRIPTION = """\
 Times MoE dispatch and combine around an expert that does nothing, with another routing in every
@@ -26,8 +28,23 @@ examples:
   jax-fabric bench moe --quick --json rows.json       less than a minute
 """
 
+_TRANSFER_DESCRIPTION = """\
+Writes between two processes of this machine, as jax_fabric.engine makes them: the rate of single
+writes beside memcpy between two shared mappings, pages at random places, the time of one way, and
+how long a request takes to be posted. Beside NIXL (UCX over shared memory), in the same run, where
+benchmarks/peers/setup nixl has made its environment.
+"""
+
 # What --quick starts from; other flags still count.
 _QUICK = dict(hidden=1024, tokens=64, repetitions=5, small_repetitions=50, small_peers=False)
+
+_QUICK_TRANSFER = dict(
+    write_mib=(1, 16),
+    page_kib=(4, 64),
+    large_batch_mib=16,
+    repetitions=3,
+    round_trips=200,
+)
 
 # flag, field of MoeBenchConfig, help.
 _NUMBERS = (
@@ -49,6 +66,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     benchmarks = parser.add_subparsers(metavar="benchmark", required=True)
     _add_moe(benchmarks)
+    _add_transfer(benchmarks)
 
 
 def _add_moe(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -82,6 +100,38 @@ def _add_moe(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         choices=PEERS,
         help="measure beside this one; may be given again (default: all that can run)",
     )
+    _add_common(parser)
+    parser.set_defaults(run=lambda arguments: _run_moe(parser, arguments))
+
+
+def _add_transfer(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "transfer",
+        help="single and paged writes, latency",
+        description=_TRANSFER_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    defaults = TransferBenchConfig()
+    for flag, field, text in (
+        ("--repetitions", "repetitions", "timed runs of each contender"),
+        ("--round-trips", "round_trips", "of each run of the latency measurements"),
+        ("--seed", "seed", "of the order of pages"),
+    ):
+        quick = f", {_QUICK_TRANSFER[field]} with --quick" if field in _QUICK_TRANSFER else ""
+        help_text = f"{text} (default: {getattr(defaults, field)}{quick})"
+        parser.add_argument(flag, dest=field, type=int, metavar="N", help=help_text)
+    parser.add_argument(
+        "--peer",
+        dest="peers",
+        action="append",
+        choices=TRANSFER_PEERS,
+        help="measure beside this one (default: all that can run)",
+    )
+    _add_common(parser)
+    parser.set_defaults(run=lambda arguments: _run_transfer(parser, arguments))
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="smaller, and fewer repetitions")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all rows to FILE")
     parser.add_argument(
@@ -90,15 +140,38 @@ def _add_moe(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="FOLDER",
         help="where the environments of peers lie (default: benchmarks/peers of the source)",
     )
-    parser.set_defaults(run=lambda arguments: _run_moe(parser, arguments))
 
 
-def _run_moe(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
-    fields = {field.name for field in dataclasses.fields(MoeBenchConfig)}
-    given = {k: v for k, v in vars(arguments).items() if k in fields and v is not None}
+def _given(
+    parser: argparse.ArgumentParser, arguments: argparse.Namespace, config: type
+) -> dict[str, Any]:
+    """The fields of a configuration that the command line sets."""
     if arguments.json and not arguments.json.absolute().parent.is_dir():
         # Now rather than after the run.
         parser.error(f"{arguments.json}: there is no folder {arguments.json.parent}")
+    fields = {field.name for field in dataclasses.fields(config)}
+    return {k: v for k, v in vars(arguments).items() if k in fields and v is not None}
+
+
+def _run_transfer(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
+    given = _given(parser, arguments, TransferBenchConfig)
+
+    from jax_fabric.bench import nixl, transfer
+
+    if "peers" not in given and not nixl.available(arguments.environments):
+        print("without NIXL: benchmarks/peers/setup nixl makes its environment")
+        given["peers"] = ()
+    peers = tuple(given.get("peers", TRANSFER_PEERS))
+    quick = _QUICK_TRANSFER if arguments.quick else {}
+    try:
+        config = TransferBenchConfig(**(quick | given | {"peers": peers}))
+    except ValueError as error:
+        parser.error(str(error))
+    return transfer.main(config, arguments.json, arguments.environments)
+
+
+def _run_moe(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
+    given = _given(parser, arguments, MoeBenchConfig)
 
     from jax_fabric.bench import moe
 

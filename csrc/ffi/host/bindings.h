@@ -17,6 +17,7 @@ namespace jax_fabric::ffi_layer {
 
 void RegisterHostBindings(nanobind::module_& m);
 void RegisterGroupBindings(nanobind::module_& m);
+void RegisterBenchmarkBindings(nanobind::module_& m);
 
 inline Deadline AfterTimeout(int64_t timeout_us) { return Deadline::After(SteadyClock::Get(), timeout_us); }
 

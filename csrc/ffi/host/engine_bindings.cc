@@ -60,14 +60,7 @@ void CloseEngines(int64_t timeout_us) {
   if (!all_closed) nb::set_leak_warnings(false);
 }
 
-void CloseRegion(HostRegionHandle& self) {
-  Status status;
-  {
-    const nb::gil_scoped_release released;
-    status = self.Close();
-  }
-  RaiseIfError(status);
-}
+void CloseRegion(HostRegionHandle& self) { RaiseIfError(self.Close()); }
 
 nb::bytes Describe(const HostRegionHandle& self) {
   const HostRegion& region = *self.region();
@@ -159,6 +152,7 @@ void RegisterHostBindings(nb::module_& m) {
   RegisterPending(m);
   RegisterWatcher(m);
   RegisterGroupBindings(m);
+  RegisterBenchmarkBindings(m);
 
   nb::class_<HostEngine>(m, "TransferEngine")
       .def(nb::new_([](int worker_threads) { return ValueOrRaise(HostEngine::Create(worker_threads)); }),

@@ -31,16 +31,10 @@ bool HostRegion::registered() const {
   return owner_ != nullptr;
 }
 
-Status HostRegion::Deregister() {
-  PyObject* owner = nullptr;
-  {
-    std::lock_guard lock(mutex_);
-    if (owner_ == nullptr) return {};
-    JF_RETURN_IF_ERROR(group_.group->DeregisterMemory(memory_));
-    owner = std::exchange(owner_, nullptr);
-  }
-  DropReference(owner);
-  return {};
+Result<PyObject*> HostRegion::Deregister() {
+  std::lock_guard lock(mutex_);
+  if (owner_ != nullptr) JF_RETURN_IF_ERROR(group_.group->DeregisterMemory(memory_));
+  return std::exchange(owner_, nullptr);
 }
 
 void HostRegion::Retire(HostRegion* self) {
@@ -53,8 +47,11 @@ void HostRegion::Retire(HostRegion* self) {
   self->retire_.run = [](void* context) {
     auto* region = static_cast<HostRegion*>(context);
     // Memory that somebody may still write to is never freed: then the owner stays.
-    if (const Status status = region->Deregister(); !status.has_value()) {
-      Log(LogLevel::kWarning, "a dropped memory region stays registered: {}", status.error().message);
+    const Result<PyObject*> owner = region->Deregister();
+    if (owner.has_value()) {
+      DropReference(*owner);
+    } else {
+      Log(LogLevel::kWarning, "a dropped memory region stays registered: {}", owner.error().message);
     }
     delete region;
   };
@@ -68,15 +65,20 @@ Status HostRegionHandle::Close() {
                      "deregister memory: {} requests may still read the {} bytes at {}: wait for them first", users,
                      region_->memory().length, region_->memory().address);
   }
-  return region_->Deregister();
+  Result<PyObject*> owner = nullptr;
+  {
+    const nanobind::gil_scoped_release released;
+    owner = region_->Deregister();
+  }
+  if (!owner.has_value()) return tl::unexpected<Error>(std::move(owner).error());
+  Py_XDECREF(*owner);
+  return {};
 }
 
 HostRegionHandle::~HostRegionHandle() {
-  // Here rather than on the callback thread, which user code may keep busy: memory should not pile up.
-  if (region_->group().engine->InForkedChild() || region_.use_count() > 1) return;
-  const nanobind::gil_scoped_release released;
-  // What fails is tried again, and told, when the region goes.
-  [[maybe_unused]] const Status closed = region_->Deregister();
+  // Here rather than on the callback thread, which user code may keep busy: memory should not pile up. What fails is
+  // tried again, and told, when the region goes.
+  [[maybe_unused]] const Status closed = Close();
 }
 
 }  // namespace jax_fabric::ffi_layer

@@ -22,8 +22,8 @@ class HostRegion {
 
   const RegisteredMemory& memory() const { return memory_; }
   const HostGroup& group() const { return group_; }
-  // Without the GIL; idempotent. The buffer is free afterwards.
-  Status Deregister();
+  // Without the GIL; idempotent. Returns the owner of the memory, whose reference is the caller's then, or null.
+  Result<PyObject*> Deregister();
   bool registered() const;
 
  private:
@@ -48,7 +48,7 @@ class HostRegionHandle {
   HostRegionHandle& operator=(const HostRegionHandle&) = delete;
 
   const std::shared_ptr<HostRegion>& region() const { return region_; }
-  // kFailedPrecondition while requests may still read the memory. Without the GIL.
+  // kFailedPrecondition while requests may still read the memory. With the GIL, which it gives up meanwhile.
   Status Close();
 
  private:

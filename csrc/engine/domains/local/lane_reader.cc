@@ -26,12 +26,13 @@ LaneReader::LaneReader(const Mailbox& mailbox, uint32_t lane, uint64_t owner)
       messages_taken_(header_->messages_taken.load(std::memory_order_relaxed)),
       message_bytes_taken_(header_->message_bytes_taken.load(std::memory_order_relaxed)) {}
 
-bool LaneReader::TakeImmediate(uint32_t& immediate) {
+bool LaneReader::TakeImmediate(uint32_t& immediate, uint32_t& count) {
   const uint32_t slots = mailbox_->geometry().immediates;
   // Acquire, with the store in LaneWriter::PushImmediate: the write's payload is visible with the immediate.
   const uint64_t slot = immediates_[immediates_taken_ % slots].load(std::memory_order_acquire);
   if (!SlotIsFull(slot, immediates_taken_, slots)) return false;
   immediate = SlotValue(slot);
+  count = SlotCount(slot);
   ++immediates_taken_;
   return true;
 }

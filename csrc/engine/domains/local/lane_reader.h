@@ -27,7 +27,7 @@ class LaneReader {
   // The sender's process is known to be dead: the lane is freed once it is empty.
   bool abandoned = false;
 
-  bool TakeImmediate(uint32_t& immediate);
+  bool TakeImmediate(uint32_t& immediate, uint32_t& count);
 
   // The message at the front, valid until TakeMessage. A length above the agreed maximum says that the segment was
   // damaged: then the lane is `broken` and shows nothing more.

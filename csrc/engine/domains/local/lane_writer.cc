@@ -60,10 +60,11 @@ bool LaneWriter::HasImmediateRoom() {
   return immediates_put_ - immediates_taken_ < mailbox_->geometry().immediates;
 }
 
-void LaneWriter::PushImmediate(uint32_t immediate) {
+void LaneWriter::PushImmediate(uint32_t immediate, uint16_t count) {
   const uint32_t slots = mailbox_->geometry().immediates;
   // Seq_cst, with the loads in LaneReader: releases the payload, and is the store of RingIfArmed's pairing.
-  immediates_[immediates_put_ % slots].store(MakeSlot(immediates_put_, slots, immediate), std::memory_order_seq_cst);
+  immediates_[immediates_put_ % slots].store(MakeSlot(immediates_put_, slots, immediate, count),
+                                             std::memory_order_seq_cst);
   ++immediates_put_;
   mailbox_->RingIfArmed();
 }

@@ -25,7 +25,7 @@ class LaneWriter {
 
   bool HasImmediateRoom();
   // Room must be there. What this thread wrote before is visible to whoever takes the immediate out.
-  void PushImmediate(uint32_t immediate);
+  void PushImmediate(uint32_t immediate, uint16_t count = 1);
 
   bool HasMessageRoom(uint64_t length);
   void PushMessage(const void* source, uint64_t length);

@@ -33,6 +33,9 @@ struct LocalDomainOptions {
   // Writes of at least this many bytes bypass the cache. Measured over slices: 0.8 times memcpy's speed at 4 MiB,
   // 1.2 times at 8 and 16, 1.3 to 1.7 from 64 MiB on (32 MiB of shared L3).
   uint64_t streaming_bytes = 8 * 1024 * 1024;
+  // The same for paged writes, all pages together, which lie anywhere. Over random pages of 4 KiB: 1.1 times memcpy's
+  // speed at 4 MiB, 3.3 times at 8 MiB, 1.7 times at 64 MiB.
+  uint64_t streaming_pages_bytes = 4 * 1024 * 1024;
   int64_t connect_timeout_us = 5'000'000;
   // For tests and for machines where they misbehave.
   bool use_process_vm = true;

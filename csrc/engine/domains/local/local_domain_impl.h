@@ -41,6 +41,7 @@ class LocalDomain final : public Domain {
   void RemovePeer(PeerId peer) override;
 
   PostResult PostWrite(const WriteRequest& request) override;
+  PostResult PostPages(const PagesRequest& request, uint32_t& posted) override;
   PostResult PostSend(const SendRequest& request) override;
   PostResult PostReceive(const ReceiveRequest& request) override;
 
@@ -67,7 +68,9 @@ class LocalDomain final : public Domain {
   PostResult Reject(Error error);
   PostResult CheckPost(const char* operation, PeerId peer, uint64_t local_key, const void* source, uint64_t length);
   PostResult Defer(const WriteRequest& request);
-  void Complete(CompletionKind kind, PeerId peer, uint64_t context, uint64_t length, ErrorCode code);
+  PostResult CheckPages(const PagesRequest& request);
+  void Complete(CompletionKind kind, PeerId peer, uint64_t context, uint64_t length, ErrorCode code,
+                uint32_t count = 1);
   Advance AdvanceWrite(DeferredWrite& write);
   void FinishWrite(const DeferredWrite& write, ErrorCode code);
   void AdvanceDeferred();

@@ -47,8 +47,10 @@ size_t LocalDomain::Poll(std::span<Completion> out) {
 
 size_t LocalDomain::TakeOwn(std::span<Completion> out) {
   size_t count = 0;
-  for (; count < out.size() && !completions_.empty(); ++count) out[count] = completions_.Pop();
-  outstanding_ -= static_cast<uint32_t>(count);
+  for (; count < out.size() && !completions_.empty(); ++count) {
+    out[count] = completions_.Pop();
+    outstanding_ -= out[count].count;
+  }
   return count;
 }
 
@@ -74,11 +76,13 @@ size_t LocalDomain::TakeFromLane(LaneReader& lane, std::span<Completion> out) {
     lane.TakeMessage(message->size());
   }
   uint32_t immediate = 0;
-  while (count < out.size() && lane.TakeImmediate(immediate)) {
+  uint32_t times = 0;
+  while (count < out.size() && lane.TakeImmediate(immediate, times)) {
     Completion completion;
     completion.kind = CompletionKind::kImmediate;
     completion.peer = lane.peer;
     completion.immediate = immediate;
+    completion.count = times;
     out[count++] = completion;
   }
   if (count > 0) lane.PublishTaken();

@@ -5,6 +5,13 @@
 #include "csrc/engine/domains/local/local_domain_impl.h"
 
 namespace jax_fabric::local {
+namespace {
+
+// Of pages that one PostPages copies: much against what it costs besides, little against what others may wait.
+constexpr uint64_t kPagesBytes = 128 * 1024;
+constexpr uint64_t kMostPages = 256;
+
+}  // namespace
 
 PostResult LocalDomain::Reject(Error error) {
   last_error_ = std::move(error.message);
@@ -76,6 +83,51 @@ PostResult LocalDomain::PostWrite(const WriteRequest& request) {
   return PostResult::kPosted;
 }
 
+PostResult LocalDomain::CheckPages(const PagesRequest& request) {
+  const std::byte* source = request.source + request.source_offsets[0];
+  const PostResult check = CheckPost("paged write", request.peer, request.local_key, source, request.length);
+  if (check != PostResult::kPosted) return check;
+  LocalPeer& peer = *peers_[request.peer];
+  if (!request.immediate || peer.lane().HasImmediateRoom()) return PostResult::kPosted;
+  peer.starved_of_immediates = true;
+  return PostResult::kAgain;
+}
+
+PostResult LocalDomain::PostPages(const PagesRequest& request, uint32_t& posted) {
+  // One at a time where there is nothing to save, or one is more than a Post should copy.
+  if (request.length == 0 || request.length > kPagesBytes / 2) return Domain::PostPages(request, posted);
+  const PostResult check = CheckPages(request);
+  if (check != PostResult::kPosted) return check;
+  LocalPeer& peer = *peers_[request.peer];
+  Error error;
+  const auto entered =
+      peer.Enter(request.remote_key, request.remote_address + request.target_offsets[0], request.length, error);
+  if (entered == LocalPeer::Entered::kRefused) return Reject(std::move(error));
+  if (entered == LocalPeer::Entered::kNotYet) return Domain::PostPages(request, posted);
+  if (!regions_.Hold(request.local_key)) {
+    peer.Leave();
+    return Reject({ErrorCode::kInvalidArgument, "paged write: the source was deregistered while it was posted"});
+  }
+  const uint64_t most = std::min<uint64_t>(
+      {request.count, kPagesBytes / request.length, kMostPages, options_.max_outstanding - outstanding_});
+  const bool streaming = request.transfer_bytes >= options_.streaming_pages_bytes;
+  uint32_t count = 0;
+  const Status copied =
+      peer.CopyPages(request, static_cast<uint32_t>(most), regions_.Held(request.local_key), streaming, count);
+  regions_.Release(request.local_key);
+  peer.Leave();
+  outstanding_ += count;
+  if (copied.has_value()) {
+    if (request.immediate) peer.lane().PushImmediate(*request.immediate, static_cast<uint16_t>(count));
+  } else {
+    last_error_ = copied.error().message;
+  }
+  Complete(CompletionKind::kWrite, request.peer, request.context, request.length,
+           copied.has_value() ? ErrorCode::kOk : copied.error().code, count);
+  posted = count;
+  return PostResult::kPosted;
+}
+
 PostResult LocalDomain::PostSend(const SendRequest& request) {
   const PostResult check = CheckPost("send", request.peer, request.local_key, request.source, request.length);
   if (check != PostResult::kPosted) return check;
@@ -108,13 +160,15 @@ PostResult LocalDomain::PostReceive(const ReceiveRequest& request) {
   return PostResult::kPosted;
 }
 
-void LocalDomain::Complete(CompletionKind kind, PeerId peer, uint64_t context, uint64_t length, ErrorCode code) {
+void LocalDomain::Complete(CompletionKind kind, PeerId peer, uint64_t context, uint64_t length, ErrorCode code,
+                           uint32_t count) {
   Completion completion;
   completion.kind = kind;
   completion.code = code;
   completion.peer = peer;
   completion.context = context;
   completion.length = length;
+  completion.count = count;
   completions_.Push(completion);  // has room for everything outstanding
 }
 

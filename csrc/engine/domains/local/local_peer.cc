@@ -5,6 +5,8 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -106,6 +108,8 @@ LocalPeer::Entered LocalPeer::Enter(uint64_t key, uint64_t address, uint64_t len
     Leave();
     return Entered::kRefused;
   }
+  entered_begin_ = region.address.load(std::memory_order_relaxed);
+  entered_length_ = region.length.load(std::memory_order_relaxed);
   entered_mapped_ = same_process_ || length == 0;
   entered_shift_ = 0;
   if (entered_mapped_) return Entered::kYes;
@@ -165,6 +169,33 @@ Status LocalPeer::Copy(uint64_t remote_address, const void* source, uint64_t len
   return {};
 }
 
+Status LocalPeer::CopyPages(const PagesRequest& pages, uint32_t most, ByteView source, bool streaming,
+                            uint32_t& copied) {
+  const auto is_inside = [&](uint32_t page) {
+    // Unsigned: an address below the region wraps to an offset beyond every size.
+    const uint64_t from = reinterpret_cast<uint64_t>(pages.source) + pages.source_offsets[page * pages.step] -
+                          reinterpret_cast<uint64_t>(source.data());
+    const uint64_t to = pages.remote_address + pages.target_offsets[page * pages.step] - entered_begin_;
+    return from <= source.size() && pages.length <= source.size() - from && to <= entered_length_ &&
+           pages.length <= entered_length_ - to;
+  };
+  const auto base = reinterpret_cast<std::byte*>(pages.remote_address + entered_shift_);
+  uint32_t count = 0;
+  for (; count < most && is_inside(count); ++count) {
+    if (!entered_mapped_) continue;
+    std::byte* target = base + pages.target_offsets[count * pages.step];
+    const std::byte* from = pages.source + pages.source_offsets[count * pages.step];
+    if (streaming) {
+      StreamBytes(target, from, pages.length);
+    } else {
+      std::memcpy(target, from, pages.length);
+    }
+  }
+  if (streaming) FinishStreams();
+  copied = count;
+  return entered_mapped_ ? Status() : CopyPagesByProcessVm(pages, count);
+}
+
 bool LocalPeer::ProcessIsGone() const {
   if (!pidfd_.valid()) return !ProcessIsAlive(address_.process.pid, address_.process.start_time);
   pollfd polled = {pidfd_.get(), POLLIN, 0};
@@ -193,6 +224,32 @@ Status LocalPeer::CopyByProcessVm(uint64_t remote_address, const void* source, u
                        remote_address + done, label_, strerror(errno));
     }
     done += static_cast<uint64_t>(count);
+  }
+  return {};
+}
+
+Status LocalPeer::CopyPagesByProcessVm(const PagesRequest& pages, uint32_t count) const {
+  constexpr uint32_t kAtOnce = 64;
+  std::array<iovec, kAtOnce> here;
+  std::array<iovec, kAtOnce> there;
+  if (ProcessIsGone()) return MakeError(ErrorCode::kUnavailable, "{}: the process has ended", label_);
+  for (uint32_t done = 0; done < count;) {
+    const uint32_t pieces = std::min(kAtOnce, count - done);
+    for (uint32_t i = 0; i < pieces; ++i) {
+      const uint64_t at = (done + i) * pages.step;
+      here[i] = {const_cast<std::byte*>(pages.source + pages.source_offsets[at]), pages.length};
+      there[i] = {reinterpret_cast<void*>(pages.remote_address + pages.target_offsets[at]), pages.length};
+    }
+    const ssize_t bytes =
+        process_vm_writev(static_cast<pid_t>(address_.process.pid), here.data(), pieces, there.data(), pieces, 0);
+    const uint64_t whole = bytes < 0 ? 0 : static_cast<uint64_t>(bytes) / pages.length;
+    done += static_cast<uint32_t>(whole);
+    if (whole == pieces) continue;
+    // The one that it stopped in: by itself, to finish it or to know why not.
+    const uint64_t at = done * pages.step;
+    JF_RETURN_IF_ERROR(CopyByProcessVm(pages.remote_address + pages.target_offsets[at],
+                                       pages.source + pages.source_offsets[at], pages.length));
+    ++done;
   }
   return {};
 }

@@ -58,6 +58,10 @@ class LocalPeer {
   // Copies into the entered region.
   Status Copy(uint64_t remote_address, const void* source, uint64_t length, bool streaming);
 
+  // Copies `most` pages, or those before the first one that is outside of `source` or of the entered region; the first
+  // is known to be inside. On an error `copied` of them are to be told of it.
+  Status CopyPages(const PagesRequest& pages, uint32_t most, ByteView source, bool streaming, uint32_t& copied);
+
   // Any thread, in state kReady. Null with words in `error`.
   void* Map(uint64_t key, uint64_t address, uint64_t length, Error& error);
 
@@ -72,6 +76,7 @@ class LocalPeer {
   bool CheckRange(const RegionEntry& region, uint64_t address, uint64_t length, Error& error) const;
   bool ProbeProcessVm() const;
   Status CopyByProcessVm(uint64_t remote_address, const void* source, uint64_t length) const;
+  Status CopyPagesByProcessVm(const PagesRequest& pages, uint32_t count) const;
   bool ProcessIsGone() const;
 
   const PeerId id_;
@@ -89,7 +94,9 @@ class LocalPeer {
   std::shared_ptr<Mailbox> mailbox_;
   std::unique_ptr<RemoteMemory> memory_;
 
-  // Of the entered region: what to add to a remote address to have it here. Without: by process_vm_writev.
+  // Of the entered region: its range; what to add to a remote address to have it here, without: by process_vm_writev.
+  uint64_t entered_begin_ = 0;
+  uint64_t entered_length_ = 0;
   bool entered_mapped_ = false;
   uint64_t entered_shift_ = 0;
 };

@@ -73,17 +73,20 @@ struct LaneHeader {
   std::atomic<uint64_t> message_bytes_taken;
 };
 
-// A slot holds a lap tag (high half) and a value (low half): full when the tag is the one of its position. One
-// 8-byte store publishes it, so there is no half-written slot for a crash to leave behind.
+// A slot holds a lap tag (16 bits), a count (16 bits) and a value (low half): full when the tag is the one of its
+// position. One 8-byte store publishes it, so there is no half-written slot for a crash to leave behind. Its tag is
+// else that of the lap before, or 0, so tags may repeat.
 using Slot = std::atomic<uint64_t>;
 static_assert(Slot::is_always_lock_free);
 
-constexpr uint64_t MakeSlot(uint64_t position, uint32_t slots, uint32_t value) {
-  return (position / slots + 1) << 32 | value;
+constexpr uint64_t SlotTag(uint64_t position, uint32_t slots) { return position / slots % 0xffff + 1; }
+constexpr uint64_t MakeSlot(uint64_t position, uint32_t slots, uint32_t value, uint16_t count = 1) {
+  return SlotTag(position, slots) << 48 | uint64_t{count} << 32 | value;
 }
 constexpr bool SlotIsFull(uint64_t slot, uint64_t position, uint32_t slots) {
-  return static_cast<uint32_t>(slot >> 32) == static_cast<uint32_t>(position / slots + 1);
+  return slot >> 48 == SlotTag(position, slots);
 }
+constexpr uint16_t SlotCount(uint64_t slot) { return static_cast<uint16_t>(slot >> 32); }
 constexpr uint32_t SlotValue(uint64_t slot) { return static_cast<uint32_t>(slot); }
 
 // Where a message of `length` bytes lies in the payload ring when the ring position is `position`, and the position

@@ -169,6 +169,13 @@ bool RegionTable::Hold(uint64_t key) {
   return false;
 }
 
+ByteView RegionTable::Held(uint64_t key) const {
+  // Relaxed: constant while it is held.
+  const RegionEntry& entry = mailbox_->region(KeyIndex(key));
+  return {reinterpret_cast<const std::byte*>(entry.address.load(std::memory_order_relaxed)),
+          entry.length.load(std::memory_order_relaxed)};
+}
+
 void RegionTable::Release(uint64_t key) {
   // Release, with the acquire in Remove: our reads of the source come before it is deregistered.
   records_[KeyIndex(key)].holders.fetch_sub(1, std::memory_order_release);

@@ -36,6 +36,8 @@ class RegionTable {
   // A request that outlives its Post call holds the region of its source. False: the key names no region.
   bool Hold(uint64_t key);
   void Release(uint64_t key);
+  // The memory of a region that is held.
+  ByteView Held(uint64_t key) const;
 
   // The file behind a region that peers may write; its descriptor goes to a peer that has shown the key.
   Result<std::shared_ptr<const SharedMemoryFile>> FileOf(uint64_t key) const;

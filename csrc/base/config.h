@@ -15,7 +15,7 @@ namespace jax_fabric {
 struct Config {
   enum class Idle : uint8_t { kAdaptive, kSpin, kSleep };
 
-  int64_t spin_us = 50;               // JAX_FABRIC_SPIN_US: how long an idle worker spins
+  int64_t spin_us = -1;               // JAX_FABRIC_SPIN_US: how long an idle worker spins; -1: chosen by the engine
   int64_t yield_us = 1000;            // JAX_FABRIC_YIELD_US: how long after the last event it yields before it sleeps
   Idle idle = Idle::kAdaptive;        // JAX_FABRIC_IDLE
   uint32_t workers = 0;               // JAX_FABRIC_WORKERS: threads; 0: chosen by the engine

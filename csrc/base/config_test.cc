@@ -12,7 +12,7 @@ using Environment = std::vector<std::string>;
 
 TEST(Config, DefaultsWithoutVariables) {
   const Config config = ParseConfig(Environment{"PATH=/bin", "JAX_PLATFORMS=cpu"}).value();
-  EXPECT_EQ(config.spin_us, 50);
+  EXPECT_EQ(config.spin_us, -1);
   EXPECT_EQ(config.idle, Config::Idle::kAdaptive);
   EXPECT_EQ(config.log, LogLevel::kWarning);
 }

@@ -1,10 +1,23 @@
 #include "csrc/engine/engine_options.h"
 
+#include <thread>
+
 namespace jax_fabric {
+namespace {
+
+// Where cores are few, a worker that spins keeps one from the threads that it waits for: on two cores, small calls take
+// 0.65 ms with 50 us of spinning and 0.45 ms with yielding from the first moment on.
+constexpr unsigned kCoresToSpin = 8;
+
+}  // namespace
 
 EngineOptions EngineOptionsFrom(const Config& config) {
   EngineOptions options;
-  options.idle.spin_us = config.spin_us;
+  if (config.spin_us >= 0) {
+    options.idle.spin_us = config.spin_us;
+  } else if (std::thread::hardware_concurrency() < kCoresToSpin) {
+    options.idle.spin_us = 0;
+  }
   options.idle.yield_us = config.yield_us;
   switch (config.idle) {
     case Config::Idle::kAdaptive:

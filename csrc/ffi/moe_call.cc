@@ -1,5 +1,6 @@
 #include "csrc/ffi/moe_call.h"
 
+#include <algorithm>
 #include <atomic>
 
 #include "csrc/base/cache_size.h"
@@ -72,6 +73,8 @@ Destination::Destination(LocalRank* rank, int64_t channel_index, int32_t axis_ra
 
 // Ranks of one machine share the cache, and between two uses of a row lie those of the other kernels: measured
 // (kernels_benchmark, 2 to 8 ranks), stores past the caches win from about a quarter of a rank's share on.
-int64_t Destination::cache_bytes() const { return LastLevelCacheBytes() / (4 * visit.context()->mapped_peers()); }
+int64_t Destination::cache_bytes() const {
+  return LastLevelCacheBytes() / (4 * std::max(1, visit.context()->mapped_peers()));
+}
 
 }  // namespace jax_fabric::ffi_layer

@@ -24,6 +24,7 @@ class MoeConfig:
         capacity: int,
         dispatch_type: str,
         combine_type: str,
+        redispatch_type: str,
         channels: int,
         timeout_us: int,
         drop_overflow: bool,

@@ -214,6 +214,24 @@ def forward(want: Expected) -> None:
                 on.assert_equal(got, getattr(expected, field.name), field.name)
 
 
+def quantised_rows() -> None:
+    """Travel in eight bits; experts get them quantised, or turned back."""
+    inputs = Inputs(world(), seed=3)
+    values, scales = oracle.quantise(inputs.x)
+    rows = np.asarray(oracle.dequantise(values, scales, jnp.float32))
+    # Of two terms that are multiples of the same number, the sum is rounded like the product.
+    want = rows * inputs.weights.sum(-1)[..., None]
+    for tokens_dtype in (None, jnp.float32):
+        with ranks(inputs, dispatch_dtype=jnp.float8_e4m3fn, tokens_dtype=tokens_dtype) as on:
+
+            def f(x, e, w, moe=on.moe):
+                r = moe.dispatch(x, e, w)
+                y = r.tokens.astype(jnp.float32)
+                return moe.combine(y if r.scales is None else y * r.scales, r)
+
+            on.assert_equal(on.run(f, *inputs.arrays()), want, f"tokens_dtype={tokens_dtype}")
+
+
 def gradients(want: Expected) -> None:
     inputs, c = gradient_inputs(world())
     with ranks(inputs) as on:
@@ -470,6 +488,7 @@ CHECKS = {
     check.__name__: check
     for check in (
         forward,
+        quantised_rows,
         gradients,
         scan,
         two_jit_calls,

@@ -26,12 +26,15 @@ kernels::ElementType ParseType(const std::string& name) {
   if (name == "float32") return kernels::ElementType::kFloat32;
   if (name == "bfloat16") return kernels::ElementType::kBfloat16;
   if (name == "float16") return kernels::ElementType::kFloat16;
-  Raise(Error{ErrorCode::kInvalidArgument, fmt::format("dtype={}: must be one of float32, bfloat16, float16", name)});
+  if (name == "float8_e4m3fn") return kernels::ElementType::kFloat8E4m3fn;
+  Raise(Error{ErrorCode::kInvalidArgument,
+              fmt::format("dtype={}: must be one of float32, bfloat16, float16, float8_e4m3fn", name)});
 }
 
 moe::MoeConfig MakeConfig(int32_t ranks, int32_t rank, int32_t experts, int32_t max_tokens, int32_t private_tokens,
                           int32_t top_k, int32_t hidden, int64_t capacity, const std::string& dispatch_type,
-                          const std::string& combine_type, int32_t channels, int64_t timeout_us, bool drop_overflow) {
+                          const std::string& combine_type, const std::string& redispatch_type, int32_t channels,
+                          int64_t timeout_us, bool drop_overflow) {
   moe::MoeConfig config;
   kernels::MoeShape& shape = config.layout.shape;
   shape.ranks = ranks;
@@ -45,6 +48,8 @@ moe::MoeConfig MakeConfig(int32_t ranks, int32_t rank, int32_t experts, int32_t 
   shape.capacity = capacity;
   config.layout.dispatch_type = ParseType(dispatch_type);
   config.layout.combine_type = ParseType(combine_type);
+  config.layout.redispatch_type = ParseType(redispatch_type);
+  config.layout.quantised = config.layout.dispatch_type == kernels::ElementType::kFloat8E4m3fn;
   config.channels = channels;
   config.timeout_us = timeout_us;
   config.drop_overflow = drop_overflow;
@@ -109,14 +114,16 @@ NB_MODULE(_core, m) {
           "__init__",
           [](moe::MoeConfig* self, int32_t ranks, int32_t rank, int32_t experts, int32_t max_tokens,
              int32_t private_tokens, int32_t top_k, int32_t hidden, int64_t capacity, const std::string& dispatch_type,
-             const std::string& combine_type, int32_t channels, int64_t timeout_us, bool drop_overflow) {
-            new (self)
-                moe::MoeConfig(MakeConfig(ranks, rank, experts, max_tokens, private_tokens, top_k, hidden, capacity,
-                                          dispatch_type, combine_type, channels, timeout_us, drop_overflow));
+             const std::string& combine_type, const std::string& redispatch_type, int32_t channels, int64_t timeout_us,
+             bool drop_overflow) {
+            new (self) moe::MoeConfig(MakeConfig(ranks, rank, experts, max_tokens, private_tokens, top_k, hidden,
+                                                 capacity, dispatch_type, combine_type, redispatch_type, channels,
+                                                 timeout_us, drop_overflow));
           },
           nb::kw_only(), nb::arg("ranks"), nb::arg("rank"), nb::arg("experts"), nb::arg("max_tokens"),
           nb::arg("private_tokens"), nb::arg("top_k"), nb::arg("hidden"), nb::arg("capacity"), nb::arg("dispatch_type"),
-          nb::arg("combine_type"), nb::arg("channels"), nb::arg("timeout_us"), nb::arg("drop_overflow"))
+          nb::arg("combine_type"), nb::arg("redispatch_type"), nb::arg("channels"), nb::arg("timeout_us"),
+          nb::arg("drop_overflow"))
       .def("memory_bytes", &moe::MoeConfig::MemoryBytes);
 
   nb::class_<moe::Context>(m, "MoeContext")

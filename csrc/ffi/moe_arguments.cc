@@ -21,9 +21,11 @@ Result<ElementType> ElementTypeOf(ffi::DataType type) {
       return ElementType::kBfloat16;
     case ffi::F16:
       return ElementType::kFloat16;
+    case ffi::F8E4M3FN:
+      return ElementType::kFloat8E4m3fn;
     default:
       return MakeError(ErrorCode::kInvalidArgument,
-                       "rows of XLA element type {}: float32, bfloat16 and float16 are supported",
+                       "rows of XLA element type {}: float32, bfloat16, float16 and float8_e4m3fn are supported",
                        static_cast<int>(type));
   }
 }
@@ -47,19 +49,22 @@ kernels::SendRoute SendRouteOf(ffi::ResultBuffer<ffi::S32>& index, ffi::ResultBu
 }
 
 kernels::DispatchSendArgs LaterDispatchSendArgsOf(const Destination& destination, ElementType type,
-                                                  const ffi::AnyBuffer& x, const kernels::SendRoute& route) {
+                                                  const ffi::AnyBuffer& x, const F32& scales,
+                                                  const kernels::SendRoute& route) {
   kernels::DispatchSendArgs send;
   send.layout = destination.layout();
   send.t_rows = static_cast<int32_t>(x.dimensions()[0]);
   send.x_type = type;
   send.x = x.untyped_data();
+  send.scales = Optional(scales);
   send.route = route;
   return send;
 }
 
 kernels::DispatchSendArgs DispatchSendArgsOf(const Destination& destination, ElementType type, const ffi::AnyBuffer& x,
-                                             const S32& experts, const F32& weights, const kernels::SendRoute& route) {
-  kernels::DispatchSendArgs send = LaterDispatchSendArgsOf(destination, type, x, route);
+                                             const S32& experts, const F32& weights, const F32& scales,
+                                             const kernels::SendRoute& route) {
+  kernels::DispatchSendArgs send = LaterDispatchSendArgsOf(destination, type, x, scales, route);
   send.experts = experts.typed_data();
   send.weights = weights.typed_data();
   return send;
@@ -72,6 +77,7 @@ kernels::DispatchReceiveArgs DispatchReceiveArgsOf(const Destination& destinatio
   receive.tokens_type = type;
   receive.tokens = results.tokens->untyped_data();
   AdviseHugePages(receive.tokens, results.tokens->size_bytes());
+  receive.scales = results.scales->element_count() == 0 ? nullptr : results.scales->typed_data();
   receive.weights = results.weights->typed_data();
   receive.group_sizes = results.group_sizes->typed_data();
   receive.route = {results.positions->typed_data(), results.rows->typed_data()};

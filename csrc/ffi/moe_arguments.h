@@ -37,14 +37,16 @@ struct DispatchResults {
   ffi::ResultBuffer<ffi::S32>& dropped;
   ffi::ResultBuffer<ffi::S32>& positions;
   ffi::ResultBuffer<ffi::S32>& rows;
+  ffi::ResultBuffer<ffi::F32>& scales;
 };
 
 kernels::DispatchSendArgs DispatchSendArgsOf(const Destination& destination, kernels::ElementType type,
                                              const ffi::AnyBuffer& x, const S32& experts, const F32& weights,
-                                             const kernels::SendRoute& route);
+                                             const F32& scales, const kernels::SendRoute& route);
 // What the rounds after the first one need of it.
 kernels::DispatchSendArgs LaterDispatchSendArgsOf(const Destination& destination, kernels::ElementType type,
-                                                  const ffi::AnyBuffer& x, const kernels::SendRoute& route);
+                                                  const ffi::AnyBuffer& x, const F32& scales,
+                                                  const kernels::SendRoute& route);
 kernels::DispatchReceiveArgs DispatchReceiveArgsOf(const Destination& destination, kernels::ElementType type,
                                                    int32_t t_rows, const DispatchResults& results, bool zero_padding);
 kernels::CombineSendArgs CombineSendArgsOf(const Destination& destination, kernels::ExchangeKind kind,

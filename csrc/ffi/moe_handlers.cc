@@ -10,19 +10,23 @@ namespace {
 using kernels::ExchangeKind;
 
 ffi::Future Dispatch(CallSiteState* state, int32_t device, ffi::RunId run, RankOperand rank, ffi::AnyBuffer x,
-                     S32 experts, F32 weights, S32, ffi::Result<ffi::AnyBuffer> tokens,
+                     S32 experts, F32 weights, F32 scales, S32, ffi::Result<ffi::AnyBuffer> tokens,
                      ffi::ResultBuffer<ffi::F32> row_weights, ffi::ResultBuffer<ffi::S32> group_sizes,
                      ffi::ResultBuffer<ffi::S32> dropped, ffi::ResultBuffer<ffi::S32> token,
                      ffi::ResultBuffer<ffi::S32> index, ffi::ResultBuffer<ffi::S32> slot,
                      ffi::ResultBuffer<ffi::S32> token_ends, ffi::ResultBuffer<ffi::S32> positions,
-                     ffi::ResultBuffer<ffi::S32> rows, int64_t context, int64_t channel, int64_t, bool zero_padding) {
+                     ffi::ResultBuffer<ffi::S32> rows, ffi::ResultBuffer<ffi::F32> row_scales, int64_t context,
+                     int64_t channel, int64_t, bool zero_padding) {
   const Call call{state, device, run.run_id, context, channel};
   return WithDestination(call, rank, [&](const Destination& destination) {
     const auto type = ElementTypeOf(x.element_type());
     if (!type) return Failed(type.error());
-    const auto send = DispatchSendArgsOf(destination, *type, x, experts, weights, SendRouteOf(index, slot, token_ends));
-    const DispatchResults results{tokens, row_weights, group_sizes, dropped, positions, rows};
-    const auto receive = DispatchReceiveArgsOf(destination, *type, send.t_rows, results, zero_padding);
+    const auto tokens_type = ElementTypeOf(tokens->element_type());
+    if (!tokens_type) return Failed(tokens_type.error());
+    const auto send =
+        DispatchSendArgsOf(destination, *type, x, experts, weights, scales, SendRouteOf(index, slot, token_ends));
+    const DispatchResults results{tokens, row_weights, group_sizes, dropped, positions, rows, row_scales};
+    const auto receive = DispatchReceiveArgsOf(destination, *tokens_type, send.t_rows, results, zero_padding);
     return Exchange(call, destination, token, ExchangeKind::kDispatch,
                     DispatchSignature(send.t_rows, receive.elements, *type), kernels::DispatchSend, send,
                     kernels::DispatchReceive, receive);
@@ -40,7 +44,9 @@ ffi::Future Combine(CallSiteState* state, int32_t device, ffi::RunId run, RankOp
     if (!type) return Failed(type.error());
     const ExchangeKind kind = back ? ExchangeKind::kDispatchBack : ExchangeKind::kCombine;
     const auto send = CombineSendArgsOf(destination, kind, *type, y, weights, scalars, positions, rows);
-    auto receive = CombineReceiveArgsOf(destination, *type, SendRouteOf(index, slot, token_ends), out);
+    const auto out_type = ElementTypeOf(out->element_type());
+    if (!out_type) return Failed(out_type.error());
+    auto receive = CombineReceiveArgsOf(destination, *out_type, SendRouteOf(index, slot, token_ends), out);
     receive.layout = send.layout;
     receive.scalars = back ? out_scalars->typed_data() : nullptr;
     return Exchange(call, destination, token, kind,
@@ -91,6 +97,7 @@ XLA_FFI_DEFINE_HANDLER(kDispatch, Dispatch,
                            .Arg<ffi::AnyBuffer>()  // x
                            .Arg<S32>()             // experts
                            .Arg<F32>()             // weights
+                           .Arg<F32>()             // scales
                            .Arg<S32>()             // after
                            .Ret<ffi::AnyBuffer>()  // tokens
                            .Ret<F32>()             // weights
@@ -102,6 +109,7 @@ XLA_FFI_DEFINE_HANDLER(kDispatch, Dispatch,
                            .Ret<S32>()             // token ends
                            .Ret<S32>()             // positions
                            .Ret<S32>()             // rows
+                           .Ret<F32>()             // scales
                            .Attr<int64_t>("context")
                            .Attr<int64_t>("channel")
                            .Attr<int64_t>("call_index")

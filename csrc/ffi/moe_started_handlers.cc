@@ -63,14 +63,15 @@ ffi::Future Done(const Destination& destination, const S32& ticket, ffi::ResultB
 }
 
 ffi::Future DispatchStart(CallSiteState* state, int32_t device, ffi::RunId run, RankOperand rank, ffi::AnyBuffer x,
-                          S32 experts, F32 weights, S32, ffi::ResultBuffer<ffi::S32> ticket,
+                          S32 experts, F32 weights, F32 scales, S32, ffi::ResultBuffer<ffi::S32> ticket,
                           ffi::ResultBuffer<ffi::S32> index, ffi::ResultBuffer<ffi::S32> slot,
                           ffi::ResultBuffer<ffi::S32> token_ends, int64_t context, int64_t channel, int64_t) {
   const Call call{state, device, run.run_id, context, channel};
   return WithDestination(call, rank, [&](const Destination& destination) {
     const auto type = ElementTypeOf(x.element_type());
     if (!type) return Failed(type.error());
-    const auto send = DispatchSendArgsOf(destination, *type, x, experts, weights, SendRouteOf(index, slot, token_ends));
+    const auto send =
+        DispatchSendArgsOf(destination, *type, x, experts, weights, scales, SendRouteOf(index, slot, token_ends));
     return Start(call, destination, ticket, ExchangeKind::kDispatch, DispatchSignature(send.t_rows, 1, *type),
                  kernels::DispatchSend, send, kernels::DispatchReceive);
   });
@@ -79,20 +80,22 @@ ffi::Future DispatchStart(CallSiteState* state, int32_t device, ffi::RunId run, 
 // x and its route are for rounds after the first one, and of size 0 where there is none. What comes after them
 // is there to be computed first.
 ffi::Future DispatchDone(CallSiteState* state, int32_t device, ffi::RunId run, RankOperand rank, S32 ticket,
-                         ffi::AnyBuffer x, S32 index, S32 slot, S32 token_ends, ffi::RemainingArgs,
+                         ffi::AnyBuffer x, F32 x_scales, S32 index, S32 slot, S32 token_ends, ffi::RemainingArgs,
                          ffi::Result<ffi::AnyBuffer> tokens, ffi::ResultBuffer<ffi::F32> row_weights,
                          ffi::ResultBuffer<ffi::S32> group_sizes, ffi::ResultBuffer<ffi::S32> dropped,
                          ffi::ResultBuffer<ffi::S32> token, ffi::ResultBuffer<ffi::S32> positions,
-                         ffi::ResultBuffer<ffi::S32> rows, int64_t context, int64_t channel, int64_t,
-                         bool zero_padding) {
+                         ffi::ResultBuffer<ffi::S32> rows, ffi::ResultBuffer<ffi::F32> scales, int64_t context,
+                         int64_t channel, int64_t, bool zero_padding) {
   const Call call{state, device, run.run_id, context, channel};
   return WithDestination(call, rank, [&](const Destination& destination) {
     const auto type = ElementTypeOf(tokens->element_type());
     if (!type) return Failed(type.error());
-    const DispatchResults results{tokens, row_weights, group_sizes, dropped, positions, rows};
+    const DispatchResults results{tokens, row_weights, group_sizes, dropped, positions, rows, scales};
     const auto receive =
         DispatchReceiveArgsOf(destination, *type, destination.layout().shape.max_tokens, results, zero_padding);
-    const auto send = LaterDispatchSendArgsOf(destination, *type, x, SendRouteOf(index, slot, token_ends));
+    const auto x_type = ElementTypeOf(x.element_type());
+    if (!x_type) return Failed(x_type.error());
+    const auto send = LaterDispatchSendArgsOf(destination, *x_type, x, x_scales, SendRouteOf(index, slot, token_ends));
     return Done(destination, ticket, token, ExchangeKind::kDispatch, send, kernels::DispatchReceive, receive);
   });
 }
@@ -138,6 +141,7 @@ XLA_FFI_DEFINE_HANDLER(kDispatchStart, DispatchStart,
                            .Arg<ffi::AnyBuffer>()  // x
                            .Arg<S32>()             // experts
                            .Arg<F32>()             // weights
+                           .Arg<F32>()             // scales
                            .Arg<S32>()             // after
                            .Ret<S32>()             // ticket
                            .Ret<S32>()             // index
@@ -154,6 +158,7 @@ XLA_FFI_DEFINE_HANDLER(kDispatchDone, DispatchDone,
                            .Arg<RankOperand>()     // rank
                            .Arg<S32>()             // ticket
                            .Arg<ffi::AnyBuffer>()  // x
+                           .Arg<F32>()             // scales
                            .Arg<S32>()             // index
                            .Arg<S32>()             // slot
                            .Arg<S32>()             // token ends
@@ -165,6 +170,7 @@ XLA_FFI_DEFINE_HANDLER(kDispatchDone, DispatchDone,
                            .Ret<S32>()             // token
                            .Ret<S32>()             // positions
                            .Ret<S32>()             // rows
+                           .Ret<F32>()             // scales
                            .Attr<int64_t>("context")
                            .Attr<int64_t>("channel")
                            .Attr<int64_t>("call_index")

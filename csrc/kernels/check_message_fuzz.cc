@@ -69,6 +69,9 @@ class Fuzzer {
     shape.private_tokens = input_.Between(1, 7);
     layout_.dispatch_type = Type();
     layout_.combine_type = Type();
+    layout_.redispatch_type = Type();
+    layout_.quantised = layout_.dispatch_type == ElementType::kFloat8E4m3fn && input_.Between(0, 1) == 1;
+    if (input_.Between(0, 3) == 0) shape.hidden += kScaleBlock;
     kind_ = static_cast<ExchangeKind>(input_.Between(1, 4));
     round_ = input_.Between(0, shape.MaxRounds() - 1);
     stamp_.sequence = input_.Byte();
@@ -237,14 +240,20 @@ class Fuzzer {
   void ReceiveDispatch(const ReceiveRoute& route) const {
     const MoeShape& shape = layout_.shape;
     const std::vector<const void*> slots = ReceivedSlots();
-    std::vector<float> tokens(shape.capacity * shape.hidden);
+    // As they came, or in float32.
+    const bool raw = layout_.quantised && cache_bytes_ == 0;
+    const ElementType type = raw ? layout_.dispatch_type : ElementType::kFloat32;
+    std::vector<char> tokens(shape.capacity * shape.hidden * ElementBytes(type));
+    std::vector<float> scales(raw ? shape.capacity * layout_.ScalesOfRow() : 0);
     std::vector<float> weights(shape.capacity);
     std::vector<int32_t> group_sizes(shape.experts_per_rank);
     int32_t dropped = -1;
     DispatchReceive({.layout = layout_,
                      .round = round_,
                      .slots = slots.data(),
+                     .tokens_type = type,
                      .tokens = tokens.data(),
+                     .scales = raw ? scales.data() : nullptr,
                      .weights = weights.data(),
                      .group_sizes = group_sizes.data(),
                      .route = route,

@@ -43,7 +43,8 @@ struct DispatchSendArgs {
   int32_t round = 0;
   int32_t t_rows = 0;
   ElementType x_type = ElementType::kFloat32;
-  const void* x = nullptr;           // [t_rows, H]
+  const void* x = nullptr;           // [t_rows, H]; where the layout is quantised and x is not, it is quantised here
+  const float* scales = nullptr;     // [t_rows, ScalesOfRow()] of x that is float8_e4m3fn; else unused
   const int32_t* experts = nullptr;  // [t_rows, K]; ids outside [0, E) are not routed
   const float* weights = nullptr;    // [t_rows, K]
   SendRoute route;                   // out of the first round, in of the others
@@ -61,6 +62,7 @@ struct DispatchReceiveArgs {
   const void* const* slots = nullptr;  // [N] this rank's slot of each source (checked by CheckMessage before)
   ElementType tokens_type = ElementType::kFloat32;
   void* tokens = nullptr;          // out [C, H], ordered by (expert, source rank, token)
+  float* scales = nullptr;         // out [C, ScalesOfRow()] of quantised rows whose tokens stay so; else unused
   float* weights = nullptr;        // out [C], 0 past sum(group_sizes)
   int32_t* group_sizes = nullptr;  // out [experts_per_rank]
   ReceiveRoute route;              // out of the first round, in of the others
@@ -116,6 +118,7 @@ struct RedispatchSendArgs {
   int32_t t_rows = 0;
   ElementType x_type = ElementType::kFloat32;
   const void* x = nullptr;           // [t_rows, H]
+  const float* scales = nullptr;     // as in dispatch, for its later rounds
   SendRoute route;                   // in
   void* const* slots = nullptr;      // [N]
   int64_t* message_bytes = nullptr;  // [N] out
@@ -126,14 +129,16 @@ void RedispatchSend(const RedispatchSendArgs& args);
 struct RedispatchReceiveArgs {
   SlotLayout layout;
   int32_t round = 0;
-  const void* const* slots = nullptr;  // [N]
-  ReceiveRoute route;                  // in
-  const float* row_weights = nullptr;  // [C] or null
+  ExchangeKind kind = ExchangeKind::kRedispatch;  // or kDispatch
+  const void* const* slots = nullptr;             // [N]
+  ReceiveRoute route;                             // in
+  const float* row_weights = nullptr;             // [C] or null
   ElementType y_type = ElementType::kFloat32;
   const void* y = nullptr;  // [C, H] or null
   ElementType out_type = ElementType::kFloat32;
-  void* out = nullptr;    // out [C, H]: row * weight; rows that nothing routed to are zero
-  float* dots = nullptr;  // out [C] or null: <row, y> in float32; 0 where nothing routed to
+  void* out = nullptr;      // out [C, H]: row * weight; rows that nothing routed to are zero
+  float* dots = nullptr;    // out [C] or null: <row, y> in float32; 0 where nothing routed to
+  float* scales = nullptr;  // as in dispatch, for its later rounds
   int64_t cache_bytes = kAlwaysCached;
 };
 void RedispatchReceive(const RedispatchReceiveArgs& args);

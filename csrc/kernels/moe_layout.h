@@ -78,12 +78,24 @@ struct Entry {
   float weight = 0;
 };
 
+// Elements of a quantised row that share a scale; the last block may be shorter.
+inline constexpr int64_t kScaleBlock = 128;
+
 struct SlotLayout {
   MoeShape shape;
-  ElementType dispatch_type = ElementType::kFloat32;  // rows of dispatch and redispatch
-  ElementType combine_type = ElementType::kFloat32;   // rows of combine and dispatch-back
+  ElementType dispatch_type = ElementType::kFloat32;    // rows of dispatch
+  ElementType combine_type = ElementType::kFloat32;     // rows of combine and dispatch-back
+  ElementType redispatch_type = ElementType::kFloat32;  // rows of redispatch
+  bool quantised = false;  // rows of dispatch are float8_e4m3fn, each followed by its scales
 
-  int64_t DispatchRowBytes() const { return AlignUp(shape.hidden * ElementBytes(dispatch_type), 16); }
+  int64_t ScalesOfRow() const { return (shape.hidden + kScaleBlock - 1) / kScaleBlock; }
+  // Of the float32 scales, from the beginning of their row.
+  int64_t ScalesOffset() const { return AlignUp(shape.hidden * ElementBytes(dispatch_type), 16); }
+  int64_t DispatchRowBytes() const {
+    // Whole cache lines: stores past the caches need it.
+    return quantised ? AlignUp(ScalesOffset() + 4 * ScalesOfRow(), 64) : ScalesOffset();
+  }
+  int64_t RedispatchRowBytes() const { return AlignUp(shape.hidden * ElementBytes(redispatch_type), 16); }
   int64_t CombineRowBytes() const { return AlignUp(shape.hidden * ElementBytes(combine_type), 16); }
   int64_t CountsOffset() const { return sizeof(MessageHeader); }
   int64_t RoundRowsOffset() const { return CountsOffset() + 8 * static_cast<int64_t>(shape.ranks); }
@@ -108,7 +120,7 @@ struct SlotLayout {
     const int64_t t = shape.max_tokens;
     const int64_t p = shape.MessageRows();
     const int64_t dispatch = DispatchMessageBytes(t, t * shape.LocalTopK(), p);
-    const int64_t redispatch = PlainPayloadOffset() + p * DispatchRowBytes();
+    const int64_t redispatch = PlainPayloadOffset() + p * RedispatchRowBytes();
     const int64_t combine = CombineMessageBytes(p, true);
     int64_t most = dispatch > combine ? dispatch : combine;
     most = most > redispatch ? most : redispatch;

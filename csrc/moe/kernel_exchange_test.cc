@@ -64,7 +64,10 @@ WorldConfig RandomWorld(int32_t ranks, std::mt19937_64& random) {
   config.hidden = 1 + random() % 20;
   if (random() % 2 == 0) config.private_tokens = 1 + random() % config.max_tokens;
   config.routing = kernels::testing::kAllRoutings[random() % std::size(kernels::testing::kAllRoutings)];
-  config.dispatch_type = random() % 2 == 0 ? kernels::ElementType::kFloat32 : kernels::ElementType::kBfloat16;
+  constexpr kernels::ElementType kTypes[] = {kernels::ElementType::kFloat32, kernels::ElementType::kBfloat16,
+                                             kernels::ElementType::kFloat8E4m3fn};
+  config.dispatch_type = kTypes[random() % std::size(kTypes)];
+  config.quantised = config.dispatch_type == kernels::ElementType::kFloat8E4m3fn;
   return config;
 }
 

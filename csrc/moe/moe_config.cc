@@ -28,6 +28,14 @@ Status MoeConfig::Validate() const {
   JF_RETURN_IF_ERROR(check(s.top_k >= 1 && s.top_k <= s.experts, "top_k", s.top_k, "in [1, num_experts]"));
   JF_RETURN_IF_ERROR(check(s.hidden >= 1, "hidden", s.hidden, "at least 1"));
   JF_RETURN_IF_ERROR(check(s.capacity >= 1 && s.capacity <= INT32_MAX, "capacity", s.capacity, "in [1, 2^31)"));
+  constexpr auto kQuantisedType = kernels::ElementType::kFloat8E4m3fn;
+  const auto check_type = [&](const char* name, kernels::ElementType type) {
+    return check(type != kQuantisedType, name, static_cast<int64_t>(type), "float32, bfloat16 or float16");
+  };
+  JF_RETURN_IF_ERROR(check_type("combine_type", layout.combine_type));
+  JF_RETURN_IF_ERROR(check_type("redispatch_type", layout.redispatch_type));
+  JF_RETURN_IF_ERROR(check(layout.quantised == (layout.dispatch_type == kQuantisedType), "quantised", layout.quantised,
+                           "true where dispatch_type is float8_e4m3fn, and only there"));
   JF_RETURN_IF_ERROR(check(channels >= 1 && channels <= 64, "channels", channels, "in [1, 64]"));
   return check(timeout_us >= 1, "timeout_us", timeout_us, "at least 1");
 }
@@ -44,6 +52,8 @@ uint64_t MoeConfig::Hash() const {
                             s.MessageRows(),
                             static_cast<int64_t>(layout.dispatch_type),
                             static_cast<int64_t>(layout.combine_type),
+                            static_cast<int64_t>(layout.redispatch_type),
+                            layout.quantised,
                             channels,
                             drop_overflow};
   return XXH3_64bits(fields, sizeof(fields));

@@ -74,6 +74,14 @@ TEST(MoeConfig, NamesTheArgumentAndTheValue) {
       {[](MoeConfig& c) { c.channels = 0; }, "channels=0: must be in [1, 64]"},
       {[](MoeConfig& c) { c.channels = 65; }, "channels=65: must be in [1, 64]"},
       {[](MoeConfig& c) { c.timeout_us = 0; }, "timeout_us=0: must be at least 1"},
+      {[](MoeConfig& c) { c.layout.combine_type = kernels::ElementType::kFloat8E4m3fn; },
+       "combine_type=3: must be float32, bfloat16 or float16"},
+      {[](MoeConfig& c) { c.layout.redispatch_type = kernels::ElementType::kFloat8E4m3fn; },
+       "redispatch_type=3: must be float32, bfloat16 or float16"},
+      {[](MoeConfig& c) { c.layout.quantised = true; },
+       "quantised=1: must be true where dispatch_type is float8_e4m3fn, and only there"},
+      {[](MoeConfig& c) { c.layout.dispatch_type = kernels::ElementType::kFloat8E4m3fn; },
+       "quantised=0: must be true where dispatch_type is float8_e4m3fn, and only there"},
   };
   for (const Case& each : cases) {
     MoeConfig config = Valid();
@@ -100,6 +108,8 @@ TEST(MoeConfig, Hash) {
       [](MoeConfig& c) { Shape(c).private_tokens = 15; },
       [](MoeConfig& c) { c.layout.dispatch_type = kernels::ElementType::kBfloat16; },
       [](MoeConfig& c) { c.layout.combine_type = kernels::ElementType::kBfloat16; },
+      [](MoeConfig& c) { c.layout.redispatch_type = kernels::ElementType::kBfloat16; },
+      [](MoeConfig& c) { c.layout.quantised = true; },
       [](MoeConfig& c) { c.channels = 3; },
       [](MoeConfig& c) { c.drop_overflow = true; },
   };
@@ -131,6 +141,28 @@ TEST(MoeConfig, Memory) {
   EXPECT_EQ(config.MemoryBytes(), config.RingOffset(3));
   EXPECT_EQ(config.RingOffset(0) % 256, 0);
   EXPECT_EQ(config.layout.SlotBytes() % 256, 0);
+}
+
+// A slot has room for quantised rows with their scales, and for the rows of the gradient, which are not.
+TEST(MoeConfig, QuantisedMemory) {
+  MoeConfig config = Valid();
+  Shape(config).hidden = 300;
+  Shape(config).max_tokens = 1000;
+  config.layout.combine_type = kernels::ElementType::kBfloat16;
+  config.layout.redispatch_type = kernels::ElementType::kBfloat16;
+  const int64_t unquantised_rows = 1000 * 608;
+  config.layout.dispatch_type = kernels::ElementType::kFloat8E4m3fn;
+  config.layout.quantised = true;
+  ASSERT_TRUE(config.Validate().has_value());
+  EXPECT_EQ(config.layout.ScalesOfRow(), 3);
+  EXPECT_EQ(config.layout.ScalesOffset(), 304);
+  EXPECT_EQ(config.layout.DispatchRowBytes(), 320);
+  EXPECT_GE(config.layout.SlotBytes(), unquantised_rows);
+  EXPECT_LT(config.layout.SlotBytes(), unquantised_rows + 20'000);
+  Shape(config).hidden = 1;
+  EXPECT_EQ(config.layout.DispatchRowBytes(), 64);
+  EXPECT_GE(config.layout.SlotBytes(),
+            config.layout.DispatchMessageBytes(1000, 1000 * Shape(config).LocalTopK(), 1000));
 }
 
 // 64 bits throughout: 131,072 tokens of 7,168 on 64 ranks.

@@ -5,6 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
+import jax.numpy as jnp
+
+from jax_fabric.moe.config import SCALE_BLOCK
+
 #: Peers of a run in one process, and of one in several.
 PEERS_OF_ONE_PROCESS = ("plain_jax",)
 PEERS_OF_PROCESSES = ("gloo", "mpi4jax")
@@ -21,6 +25,8 @@ class MoeBenchConfig:
       tokens: T, of each rank.
       hidden: H, elements of a token's row.
       dtype: of the rows.
+      dispatch_dtype: of jax_fabric's rows on their way to the experts, who get them in `dtype`;
+        None: `dtype`. Peers send `dtype`.
       top_k: K, experts of each token.
       experts: E, over all ranks.
       private_tokens: see ``ExpertParallelConfig``; None: ``tokens``.
@@ -37,6 +43,7 @@ class MoeBenchConfig:
     tokens: int = 128
     hidden: int = 7168
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    dispatch_dtype: Literal["float8_e4m3fn"] | None = None
     top_k: int = 8
     experts: int = 64
     private_tokens: int | None = None
@@ -70,6 +77,8 @@ class MoeBenchConfig:
             )
         if self.dtype not in ("float32", "bfloat16", "float16"):
             raise ValueError(f"dtype is {self.dtype!r}; it must be float32, bfloat16 or float16")
+        if self.dispatch_dtype not in (None, "float8_e4m3fn"):
+            raise ValueError(f"dispatch_dtype is {self.dispatch_dtype!r}; it must be float8_e4m3fn")
         accepted = PEERS_OF_ONE_PROCESS if self.processes == 1 else PEERS_OF_PROCESSES
         for peer in self.peers:
             if peer not in accepted:
@@ -90,8 +99,21 @@ class MoeBenchConfig:
         """What was measured, for the rows."""
         ranks = f"{self.ranks} ranks" if self.ranks != 1 else "1 rank"
         processes = f"{self.processes} processes" if self.processes != 1 else "1 process"
+        dispatched = f" (dispatched as {self.dispatch_dtype})" if self.dispatch_dtype else ""
         private_tokens = "" if self.private_tokens is None else f", P {self.private_tokens}"
         return (
-            f"{ranks}, {processes}, T {self.tokens}, H {self.hidden} {self.dtype}, "
+            f"{ranks}, {processes}, T {self.tokens}, H {self.hidden} {self.dtype}{dispatched}, "
             f"K {self.top_k}, E {self.experts}{private_tokens}"
         )
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a token's row."""
+        return self.hidden * jnp.dtype(self.dtype).itemsize
+
+    @property
+    def dispatch_row_bytes(self) -> int:
+        """Bytes of a row on its way to the experts, scales included."""
+        if self.dispatch_dtype is None:
+            return self.row_bytes
+        return self.hidden + 4 * -(-self.hidden // SCALE_BLOCK)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
@@ -113,8 +112,7 @@ def _measure_exchange(
     )
     moved = _sum(rows_received(*operands.of_call(0)))
     needed = exchange.rows_needed(config, operands.experts[0])
-    row_bytes = config.hidden * jnp.dtype(config.dtype).itemsize
-    memcpy = Memcpy(needed * row_bytes // config.processes, config.processes)
+    memcpy = Memcpy(needed * config.row_bytes // config.processes, config.processes)
     floors = [
         Contender(_IN_CACHE, memcpy.in_cache),
         Contender(_BEYOND_CACHE, memcpy.beyond_cache),
@@ -123,7 +121,7 @@ def _measure_exchange(
     memcpy.close()
     return [
         *_time_rows(config.case, _TIME, "ms", times),
-        *_byte_rows(config, moved * row_bytes, needed * row_bytes),
+        *_byte_rows(config, moved, needed),
     ]
 
 
@@ -158,18 +156,18 @@ def _time_rows(case: str, metric: str, unit: str, times: dict[str, np.ndarray]) 
 
 
 def _byte_rows(config: MoeBenchConfig, moved: int, needed: int) -> list[Row]:
-    """Rows of both directions: combine brings back as many as dispatch sent.
+    """Bytes of `moved` rows in both directions: combine brings back as many as dispatch sent.
 
     The lower bound is each token once for each rank that has an expert of it.
     """
-    mib = 2 / 2**20
-    row_bytes = config.hidden * jnp.dtype(config.dtype).itemsize
-    blocks = config.ranks**2 * config.tokens * row_bytes
+    both_ways = config.dispatch_row_bytes + config.row_bytes
+    mib = [moved * both_ways / 2**20]
+    blocks = config.ranks**2 * config.tokens * 2 * config.row_bytes
     return [
-        row(_BENCH, config.case, "bytes of rows", "MiB", [moved * mib], peer=peer, ratios=[r])
+        row(_BENCH, config.case, "bytes of rows", "MiB", mib, peer=peer, ratios=[r])
         for peer, r in (
             ("lower bound", needed / moved),
-            ("blocks of fixed size", blocks / moved),
+            ("blocks of fixed size", blocks / (moved * both_ways)),
         )
     ]
 

@@ -76,6 +76,11 @@ def _add_moe(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help=f"of the rows (default: {defaults.dtype})",
     )
     parser.add_argument(
+        "--dispatch-dtype",
+        choices=("float8_e4m3fn",),
+        help="of jax_fabric's rows on their way to the experts (default: that of the rows)",
+    )
+    parser.add_argument(
         "--peer",
         dest="peers",
         action="append",

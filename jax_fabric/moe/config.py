@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax.numpy as jnp
@@ -11,6 +12,10 @@ import numpy as np
 from jax_fabric import _core
 
 ROW_DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
+#: Rows of dispatch may be quantised to it, with a float32 scale for each block of SCALE_BLOCK
+#: elements.
+QUANTISED_DTYPE = jnp.float8_e4m3fn
+SCALE_BLOCK = 128
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,13 +29,19 @@ class ExpertParallelConfig:
       top_k: K, experts a token.
       max_tokens: T, rows of x a call on each rank at most.
       hidden: H, elements a row.
-      dtype: of x and of the rows that experts get: float32, bfloat16 or float16.
+      dtype: of x and of the rows that combine takes: float32, bfloat16 or float16.
       combine_dtype: of the partial sums on their way back; default: ``dtype``. The sums themselves
         are made in float32.
       private_tokens: P, rows that one rank sends to another at once; default: ``max_tokens``. A
         call takes one round if no rank has more for another, and further rounds where one has, up
         to ``max_rounds``. Results are the same bits for every P: it only trades memory against
         rounds, see ``memory_bytes``.
+      dispatch_dtype: of the rows on their way to the experts: ``dtype``, which is the default, or
+        float8_e4m3fn: x is then quantised as it is sent (see ``ExpertParallel``). Gradients travel
+        in ``dtype``.
+      tokens_dtype: of the rows that experts get. Default: ``dispatch_dtype``, so that quantised
+        rows stay so and come with their scales; float32, bfloat16 or float16 turns them back on
+        receipt.
       capacity: rows that a rank's experts get at most, all together; default: what can never
         overflow, ``N * T * min(K, experts_per_rank)``.
       on_overflow: "error" raises on all ranks; "drop" leaves rows out and counts them in
@@ -47,6 +58,8 @@ class ExpertParallelConfig:
     dtype: Any = jnp.bfloat16
     combine_dtype: Any = None
     private_tokens: int | None = None
+    dispatch_dtype: Any = None
+    tokens_dtype: Any = None
     capacity: int | None = None
     on_overflow: Literal["error", "drop"] = "error"
     channels: int = 1
@@ -83,6 +96,7 @@ class ExpertParallelConfig:
         object.__setattr__(self, "dtype", self._row_dtype("dtype", self.dtype))
         combine_dtype = self.dtype if self.combine_dtype is None else self.combine_dtype
         object.__setattr__(self, "combine_dtype", self._row_dtype("combine_dtype", combine_dtype))
+        self._set_dispatch_dtypes()
         most = self.num_ranks * self.max_tokens * self.local_top_k
         capacity = most if self.capacity is None else self.capacity
         if not 1 <= capacity < 2**31:
@@ -91,9 +105,23 @@ class ExpertParallelConfig:
             )
         object.__setattr__(self, "capacity", int(capacity))
 
+    def _set_dispatch_dtypes(self) -> None:
+        quantised = np.dtype(QUANTISED_DTYPE)
+        dispatch_dtype = self.dtype if self.dispatch_dtype is None else self.dispatch_dtype
+        dispatch_dtype = self._one_of("dispatch_dtype", dispatch_dtype, (self.dtype, quantised))
+        tokens_dtype = dispatch_dtype if self.tokens_dtype is None else self.tokens_dtype
+        accepted = (quantised, *ROW_DTYPES) if dispatch_dtype == quantised else (self.dtype,)
+        tokens_dtype = self._one_of("tokens_dtype", tokens_dtype, accepted)
+        object.__setattr__(self, "dispatch_dtype", dispatch_dtype)
+        object.__setattr__(self, "tokens_dtype", tokens_dtype)
+
+    @classmethod
+    def _row_dtype(cls, name: str, dtype: Any) -> np.dtype:
+        return cls._one_of(name, dtype, ROW_DTYPES)
+
     @staticmethod
-    def _row_dtype(name: str, dtype: Any) -> np.dtype:
-        accepted = [np.dtype(each) for each in ROW_DTYPES]
+    def _one_of(name: str, dtype: Any, accepted: Sequence[Any]) -> np.dtype:
+        accepted = [np.dtype(each) for each in accepted]
         try:
             result = np.dtype(dtype)
         except TypeError:
@@ -103,6 +131,21 @@ class ExpertParallelConfig:
                 f"{name}={dtype!r}: must be one of {', '.join(str(each) for each in accepted)}"
             )
         return result
+
+    @property
+    def quantised(self) -> bool:
+        """Whether rows of dispatch travel quantised, with scales."""
+        return self.dispatch_dtype == np.dtype(QUANTISED_DTYPE)
+
+    @property
+    def raw_tokens(self) -> bool:
+        """Whether experts get the rows quantised, with scales."""
+        return self.tokens_dtype == np.dtype(QUANTISED_DTYPE)
+
+    @property
+    def scales_per_row(self) -> int:
+        """Scales of a quantised row: one for each ``SCALE_BLOCK`` elements or less."""
+        return -(-self.hidden // SCALE_BLOCK)
 
     @property
     def experts_per_rank(self) -> int:
@@ -130,8 +173,9 @@ class ExpertParallelConfig:
             top_k=self.top_k,
             hidden=self.hidden,
             capacity=self.capacity,
-            dispatch_type=str(self.dtype),
+            dispatch_type=str(self.dispatch_dtype),
             combine_type=str(self.combine_dtype),
+            redispatch_type=str(self.dtype),
             channels=self.channels,
             timeout_us=int(self.timeout_s * 1e6),
             drop_overflow=self.on_overflow == "drop",

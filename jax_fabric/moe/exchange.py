@@ -88,11 +88,12 @@ def _dispatch_rows(
     x: jax.Array,
     weights: jax.Array,
     experts: jax.Array,
+    scales: jax.Array,
     after: jax.Array,
 ) -> tuple[jax.Array, ...]:
     """One exchange for a batch of ``elements``; under vmap the batch grows.
 
-    x is [elements * T, H] and so are the others; of the results, tokens and weights have
+    x is [elements * T, H] and so are the others; of the results, tokens, weights and scales have
     ``capacity`` rows an element, group_sizes ``experts_per_rank``, dropped one. token_ends,
     positions and rows belong to all.
     """
@@ -105,13 +106,13 @@ def _dispatch_rows(
 
     @custom_vmap
     def exchange(
-        x: jax.Array, weights: jax.Array, experts: jax.Array, after: jax.Array
+        x: jax.Array, weights: jax.Array, experts: jax.Array, scales: jax.Array, after: jax.Array
     ) -> tuple[jax.Array, ...]:
         return primitives.call(
             "jf_moe_dispatch",
-            (site.rank(), x, experts, weights, after),
+            (site.rank(), x, experts, weights, scales, after),
             (
-                ((elements * config.capacity, config.hidden), config.dtype),
+                ((elements * config.capacity, config.hidden), config.tokens_dtype),
                 ((elements * config.capacity,), jnp.float32),
                 ((elements * config.experts_per_rank,), jnp.int32),
                 ((elements,), jnp.int32),
@@ -121,6 +122,7 @@ def _dispatch_rows(
                 ((config.max_rounds,), jnp.int32),
                 ((config.num_ranks, config.max_tokens, config.local_top_k), jnp.int32),
                 ((config.num_ranks, config.max_rounds), jnp.int32),
+                (scales_shape(config, elements), jnp.float32),
             ),
             zero_padding=site.zero_padding,
             **site.attributes(),
@@ -138,7 +140,12 @@ def _dispatch_rows(
             tuple(i not in shared for i in range(len(out))),
         )
 
-    return exchange(x, weights, experts, after)
+    return exchange(x, weights, experts, scales, after)
+
+
+def scales_shape(config: ExpertParallelConfig, elements: int = 1) -> tuple[int, ...]:
+    """Shape of the scales that come with tokens; size 0 where tokens are not quantised."""
+    return (elements * config.capacity, config.scales_per_row) if config.raw_tokens else (0,)
 
 
 def named(name: str, values: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
@@ -147,8 +154,28 @@ def named(name: str, values: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def without_gradient(why: str, values: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    """The values; an error at trace time where a gradient would pass through one of them."""
+    del why
+    return values
+
+
+def _refuse_gradient(why: str, _: None, cotangents: Any) -> Any:
+    del cotangents
+    raise ValueError(why)
+
+
+without_gradient.defvjp(lambda why, values: (values, None), _refuse_gradient)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def dispatch(
-    site: Site, x: jax.Array, weights: jax.Array, experts: jax.Array, after: jax.Array
+    site: Site,
+    x: jax.Array,
+    weights: jax.Array,
+    experts: jax.Array,
+    scales: jax.Array,
+    after: jax.Array,
 ) -> tuple[jax.Array, ...]:
     """Sends rows to the ranks of their experts.
 
@@ -157,35 +184,51 @@ def dispatch(
       x: [T, H].
       weights: float32[T, K].
       experts: int32[T, K]; ids outside [0, E) are not routed.
+      scales: float32[T, scales_per_row] of x that is quantised, else of size 0.
       after: int32[any], orders this call after the one that returned it.
 
     Returns:
-      tokens, weights, group_sizes, dropped, token, index, slot, token_ends, positions, rows; see
-      ``routes.Dispatched``.
+      tokens, weights, group_sizes, dropped, token, index, slot, token_ends, positions, rows,
+      scales; see ``routes.Dispatched``. Quantised tokens and their scales have no gradient; that of
+      others is what it would be without quantisation.
     """
-    return named(DISPATCH_NAME, _dispatch_rows(site, 1, x, weights, experts, after))
+    return named(DISPATCH_NAME, _dispatch_rows(site, 1, x, weights, experts, scales, after))
 
 
 def _dispatch_forward(
-    site: Site, x: jax.Array, weights: jax.Array, experts: jax.Array, after: jax.Array
+    site: Site,
+    x: jax.Array,
+    weights: jax.Array,
+    experts: jax.Array,
+    scales: jax.Array,
+    after: jax.Array,
 ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
-    out = dispatch.fun(site, x, weights, experts, after)
-    return out, (after, *out[4:])
+    out = dispatch.fun(site, x, weights, experts, scales, after)
+    return out, (scales, after, *out[4:-1])
 
 
 def dispatch_back(
     site: Site, cotangents: tuple[Any, ...], routes: tuple[jax.Array, ...], token: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The transpose of dispatch: from cotangents of its results to those of x and weights."""
-    return _combine_rows(site, True, cotangents[0], None, cotangents[1], routes, token)
+    """The transpose of dispatch: from cotangents of its results to those of x and weights.
+
+    That of x is in the context's dtype, also where x was quantised: it had no gradient then.
+    """
+    d_tokens = cotangents[0]
+    if site.config.raw_tokens:
+        d_tokens = jnp.zeros_like(d_tokens, site.config.dtype)
+    return _combine_rows(site, True, d_tokens, None, cotangents[1], routes, token)
 
 
 def _dispatch_backward(
     site: Site, residuals: tuple[jax.Array, ...], cotangents: tuple[Any, ...]
 ) -> tuple[Any, ...]:
-    after, token, *routes = residuals
+    scales, after, token, *routes = residuals
     dx, d_weights = dispatch_back(site, cotangents, tuple(routes), token)
-    return dx, d_weights, _no_gradient(routes[1]), _no_gradient(after)
+    if scales.size:
+        # Never seen: x was quantised, and went through without_gradient.
+        dx = jnp.zeros_like(dx, site.config.dispatch_dtype)
+    return dx, d_weights, _no_gradient(routes[1]), jnp.zeros_like(scales), _no_gradient(after)
 
 
 dispatch.defvjp(_dispatch_forward, _dispatch_backward)
@@ -205,19 +248,19 @@ def _combine_rows(
 ) -> tuple[jax.Array, jax.Array]:
     """Sums rows per token: combine, or the transpose of dispatch (``back``, with scalars).
 
-    Returns [T, H] and, with ``back``, float32[T, K].
+    Returns [T, H] of the context's dtype and, with ``back``, float32[T, K].
     """
     row_weights = nothing(y, jnp.float32) if row_weights is None else row_weights
     row_scalars = nothing(y, jnp.float32) if row_scalars is None else row_scalars
 
     @custom_vmap
     def exchange(*operands: jax.Array) -> tuple[jax.Array, jax.Array]:
-        y, index, slot = operands[0], operands[3], operands[4]
+        index, slot = operands[3], operands[4]
         out, scalars, _ = primitives.call(
             "jf_moe_combine",
             (site.rank(), *operands),
             (
-                ((index.shape[0], site.config.hidden), y.dtype),
+                ((index.shape[0], site.config.hidden), site.config.dtype),
                 (slot.shape if back else (0,), jnp.float32),
                 ((1,), jnp.int32),
             ),

@@ -11,7 +11,7 @@ from jax import lax
 from jax_fabric import compat
 from jax_fabric.fabric import Fabric
 from jax_fabric.moe import exchange, started
-from jax_fabric.moe.config import ExpertParallelConfig
+from jax_fabric.moe.config import QUANTISED_DTYPE, SCALE_BLOCK, ExpertParallelConfig
 from jax_fabric.moe.routes import Dispatched, Routes
 from jax_fabric.moe.started import StartedCombine, StartedDispatch
 
@@ -28,6 +28,14 @@ class ExpertParallel:
 
     Its memory is allocated here and given back when the fabric closes. Making one is collective:
     all processes make the same contexts in the same order.
+
+    With ``dispatch_dtype=jnp.float8_e4m3fn`` rows travel to the experts quantised, about half as
+    many bytes as in bfloat16. Each block of 128 elements (the last may be shorter) has a float32
+    scale: the block's largest finite magnitude, at least 1e-4, divided by 448; elements are rounded
+    to nearest even. That is what DeepEP and DeepSeek-V3 do. Zeros stay zeros; NaN and infinity
+    become NaN and leave the rest of their block alone. Experts get the rows with their scales, as
+    in DeepEP, or turned back with ``tokens_dtype``, which is what training needs: its gradients are
+    those of a dispatch without quantisation (straight through), and travel in ``dtype``.
     """
 
     def __init__(
@@ -42,6 +50,8 @@ class ExpertParallel:
         dtype: Any = jnp.bfloat16,
         combine_dtype: Any = None,
         private_tokens: int | None = None,
+        dispatch_dtype: Any = None,
+        tokens_dtype: Any = None,
         capacity: int | None = None,
         on_overflow: Literal["error", "drop"] = "error",
         channels: int = 1,
@@ -61,6 +71,8 @@ class ExpertParallel:
           combine_dtype: of partial sums on their way back.
           private_tokens: rows from one rank to another at once; default: ``max_tokens``. Less of
             it is less memory, and more rounds where there are more rows.
+          dispatch_dtype: of rows on their way to the experts: ``dtype`` or float8_e4m3fn.
+          tokens_dtype: of the rows that experts get; default: ``dispatch_dtype``.
           capacity: rows for a rank's experts at most.
           on_overflow: "error" or "drop".
           channels: exchanges that may be in flight at once.
@@ -84,6 +96,8 @@ class ExpertParallel:
             dtype=dtype,
             combine_dtype=combine_dtype,
             private_tokens=private_tokens,
+            dispatch_dtype=dispatch_dtype,
+            tokens_dtype=tokens_dtype,
             capacity=capacity,
             on_overflow=on_overflow,
             channels=channels,
@@ -117,6 +131,7 @@ class ExpertParallel:
         experts: jax.Array,
         weights: jax.Array,
         *,
+        scales: jax.Array | None = None,
         channel: int = 0,
         after: jax.Array | None = None,
         zero_padding: bool = False,
@@ -124,10 +139,12 @@ class ExpertParallel:
         """Sends each token to the ranks of its experts; inside of ``shard_map`` over the axis.
 
         Args:
-          x: [T, H] of the context's dtype, T at most ``max_tokens``.
+          x: [T, H] of the context's dtype, T at most ``max_tokens``; or, where ``dispatch_dtype``
+            is float8_e4m3fn, rows that are quantised already, which have no gradient.
           experts: integer[T, K]; ids outside [0, E) are not routed. An expert named twice by a
             token gets one row with the summed weight.
           weights: floating[T, K].
+          scales: float32[T, ceil(H / 128)], of x that is quantised already.
           channel: calls in flight at once go faster over different channels.
           after: ``Dispatched.token`` of a call that must go first, where no data says so.
           zero_padding: clear the rows past ``group_sizes.sum()``; they are unspecified otherwise.
@@ -142,8 +159,8 @@ class ExpertParallel:
             than ``capacity``.
         """
         site = self._site(channel, zero_padding)
-        operands = self._dispatch_operands("dispatch", x, experts, weights, channel, after)
-        return _dispatched(exchange.dispatch(site, *operands))
+        operands = self._dispatch_operands("dispatch", x, experts, weights, scales, channel, after)
+        return self._dispatched(exchange.dispatch(site, *operands))
 
     def dispatch_start(
         self,
@@ -151,6 +168,7 @@ class ExpertParallel:
         experts: jax.Array,
         weights: jax.Array,
         *,
+        scales: jax.Array | None = None,
         channel: int = 0,
         after: jax.Array | None = None,
     ) -> StartedDispatch:
@@ -164,6 +182,7 @@ class ExpertParallel:
           x: as in dispatch, like the following.
           experts: as in dispatch.
           weights: as in dispatch.
+          scales: as in dispatch.
           channel: as in dispatch.
           after: as in dispatch.
 
@@ -173,7 +192,9 @@ class ExpertParallel:
         Raises:
           ValueError: at trace time: a shape, dtype or channel does not fit; under vmap.
         """
-        operands = self._dispatch_operands("dispatch_start", x, experts, weights, channel, after)
+        operands = self._dispatch_operands(
+            "dispatch_start", x, experts, weights, scales, channel, after
+        )
         return started.start_dispatch(self._site(channel), *operands)
 
     def dispatch_done(
@@ -204,8 +225,9 @@ class ExpertParallel:
             pending.index,
             pending.slot,
             pending.token_ends,
+            pending.scales,
         )
-        return _dispatched(started.finish_dispatch(site, *operands, _arrays(overlap)))
+        return self._dispatched(started.finish_dispatch(site, *operands, _arrays(overlap)))
 
     def combine(
         self,
@@ -299,19 +321,41 @@ class ExpertParallel:
         x: jax.Array,
         experts: jax.Array,
         weights: jax.Array,
+        scales: jax.Array | None,
         channel: int,
         after: jax.Array | None,
-    ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-        """x, weights, expert ids and ``after`` as the exchange takes them."""
+    ) -> tuple[jax.Array, ...]:
+        """x, weights, expert ids, scales and ``after`` as the exchange takes them."""
         self._check_dispatch(call, x, experts, weights, channel)
+        self._check_scales(call, x, scales)
+        if scales is None:
+            scales = exchange.nothing(x, jnp.float32)
+        else:
+            why = (
+                f"{call}: x is {x.dtype}, and such rows have no gradient: pass x as "
+                f"{self.config.dtype}, to be quantised here, or lax.stop_gradient of x and scales"
+            )
+            x, scales = exchange.without_gradient(why, (x, scales))
         ids = jnp.where((experts >= 0) & (experts < self.config.num_experts), experts, -1)
         if after is None:
             after = jnp.zeros((1,), jnp.int32)
         rank = lax.axis_index(self.axis_name)
-        x, weights, ids, after, _ = compat.make_varying(
-            x, weights.astype(jnp.float32), ids.astype(jnp.int32), after, rank
+        x, weights, ids, scales, after, _ = compat.make_varying(
+            x, weights.astype(jnp.float32), ids.astype(jnp.int32), scales, after, rank
         )
-        return x, weights, ids, after
+        return x, weights, ids, scales, after
+
+    def _dispatched(self, results: tuple[jax.Array, ...]) -> Dispatched:
+        tokens, weights, group_sizes, dropped, token, *routes, scales = results
+        if self.config.raw_tokens:
+            why = (
+                f"dispatch: quantised tokens have no gradient: make the context with "
+                f"tokens_dtype={self.config.dtype}, or take lax.stop_gradient of tokens and scales"
+            )
+            tokens, scales = exchange.without_gradient(why, (tokens, scales))
+        else:
+            scales = None
+        return Dispatched(tokens, weights, group_sizes, dropped, token, Routes(*routes), scales)
 
     def _combine_operands(
         self,
@@ -384,6 +428,27 @@ class ExpertParallel:
                 f"was started on another one"
             )
 
+    def _check_scales(self, call: str, x: jax.Array, scales: jax.Array | None) -> None:
+        """After x was checked."""
+        config = self.config
+        needed = config.quantised and x.dtype == config.dispatch_dtype
+        if needed and scales is None:
+            raise ValueError(
+                f"{call}: x is {x.dtype} and comes without scales: pass scales=float32"
+                f"[{x.shape[0]}, {config.scales_per_row}], or x as {config.dtype}"
+            )
+        if not needed and scales is not None:
+            raise ValueError(
+                f"{call}: scales were given, and x is {x.dtype}: only x that is "
+                f"{jnp.dtype(QUANTISED_DTYPE)} has scales, in a context with that dispatch_dtype"
+            )
+        shape = (x.shape[0], config.scales_per_row)
+        if scales is not None and (scales.shape != shape or scales.dtype != jnp.float32):
+            raise ValueError(
+                f"{call}: scales are {scales.dtype}{list(scales.shape)}, and must be "
+                f"float32{list(shape)}, one for each {SCALE_BLOCK} elements of a row"
+            )
+
     def _check_dispatch(
         self, call: str, x: jax.Array, experts: jax.Array, weights: jax.Array, channel: int
     ) -> None:
@@ -398,7 +463,7 @@ class ExpertParallel:
                 f"{call}: x has {x.shape[0]} rows, and max_tokens={config.max_tokens}: raise "
                 f"max_tokens"
             )
-        if x.dtype != config.dtype:
+        if x.dtype != config.dtype and not (config.quantised and x.dtype == config.dispatch_dtype):
             raise ValueError(
                 f"{call}: x is {x.dtype}, and the context was made with dtype={config.dtype}: "
                 f"cast x, or pass dtype={x.dtype} to ExpertParallel"
@@ -415,11 +480,6 @@ class ExpertParallel:
                 )
             if not jnp.issubdtype(value.dtype, kind):
                 raise ValueError(f"{call}: {name} is {value.dtype}, and must be {kind.__name__}")
-
-
-def _dispatched(results: tuple[jax.Array, ...]) -> Dispatched:
-    tokens, weights, group_sizes, dropped, token, *routes = results
-    return Dispatched(tokens, weights, group_sizes, dropped, token, Routes(*routes))
 
 
 def _arrays(overlap: Any) -> tuple[jax.Array, ...]:

@@ -39,13 +39,16 @@ class Dispatched:
     """Rows for this rank's experts.
 
     Attributes:
-      tokens: [capacity, H], ordered by (expert, source rank, token). Rows past
+      tokens: [capacity, H] of ``tokens_dtype``, ordered by (expert, source rank, token). Rows past
         ``group_sizes.sum()`` are unspecified.
       weights: float32[capacity], the routing weight of each row.
       group_sizes: int32[experts_per_rank], rows of each expert: what ``jax.lax.ragged_dot`` takes.
       dropped: int32[1], rows that found no room; always 0 unless ``on_overflow="drop"``.
       token: int32[1], to order other calls after this one (``after=``).
       routes: for combine.
+      scales: float32[capacity, ceil(H / 128)] where ``tokens_dtype`` is float8_e4m3fn, else None.
+        Element h of row c stands for ``tokens[c, h] * scales[c, h // 128]``. Rows past the last one
+        are unspecified.
     """
 
     tokens: jax.Array
@@ -54,3 +57,4 @@ class Dispatched:
     dropped: jax.Array
     token: jax.Array
     routes: Routes
+    scales: jax.Array | None = None

@@ -19,7 +19,7 @@ from jax_fabric.moe.exchange import Site
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["x", "weights", "ticket", "index", "slot", "token_ends"],
+    data_fields=["x", "weights", "ticket", "index", "slot", "token_ends", "scales"],
     meta_fields=["channel"],
 )
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +33,7 @@ class StartedDispatch:
       index: int32[T, N], see ``Routes``.
       slot: int32[T, K], see ``Routes``.
       token_ends: int32[max_rounds], see ``Routes``.
+      scales: float32[T, scales_per_row] of x that is quantised, else of size 0.
       channel: which it occupies until it is done.
     """
 
@@ -42,6 +43,7 @@ class StartedDispatch:
     index: jax.Array
     slot: jax.Array
     token_ends: jax.Array
+    scales: jax.Array
     channel: int
 
 
@@ -99,7 +101,12 @@ def _for_later_rounds(site: Site, *operands: jax.Array) -> tuple[jax.Array, ...]
 
 
 def start_dispatch(
-    site: Site, x: jax.Array, weights: jax.Array, experts: jax.Array, after: jax.Array
+    site: Site,
+    x: jax.Array,
+    weights: jax.Array,
+    experts: jax.Array,
+    scales: jax.Array,
+    after: jax.Array,
 ) -> StartedDispatch:
     """Sends the rows; see ``exchange.dispatch`` for the arguments."""
 
@@ -117,9 +124,9 @@ def start_dispatch(
         )
 
     # Gradients pass through the other half.
-    operands = lax.stop_gradient((x, experts, weights, after))
+    operands = lax.stop_gradient((x, experts, weights, scales, after))
     ticket, index, slot, token_ends = _without_vmap("dispatch_start", start)(*operands)
-    return StartedDispatch(x, weights, ticket, index, slot, token_ends, site.channel)
+    return StartedDispatch(x, weights, ticket, index, slot, token_ends, scales, site.channel)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -131,6 +138,7 @@ def finish_dispatch(
     index: jax.Array,
     slot: jax.Array,
     token_ends: jax.Array,
+    scales: jax.Array,
     overlap: tuple[jax.Array, ...],
 ) -> tuple[jax.Array, ...]:
     """Receives the rows, and sends those of rounds after the first one.
@@ -143,6 +151,7 @@ def finish_dispatch(
       index: int32[T, N] of the start.
       slot: int32[T, K] of the start.
       token_ends: int32[max_rounds] of the start.
+      scales: as at the start.
       overlap: arrays that are computed first.
 
     Returns:
@@ -156,33 +165,37 @@ def finish_dispatch(
             "jf_moe_dispatch_done",
             (site.rank(), *operands),
             (
-                ((config.capacity, config.hidden), config.dtype),
+                ((config.capacity, config.hidden), config.tokens_dtype),
                 ((config.capacity,), jnp.float32),
                 ((config.experts_per_rank,), jnp.int32),
                 ((1,), jnp.int32),
                 ((1,), jnp.int32),
                 ((config.num_ranks, config.max_tokens, config.local_top_k), jnp.int32),
                 ((config.num_ranks, config.max_rounds), jnp.int32),
+                (exchange.scales_shape(config), jnp.float32),
             ),
             zero_padding=site.zero_padding,
             **site.attributes(),
         )
 
-    later = _for_later_rounds(site, x, index, slot, token_ends)
-    *first, positions, rows = _without_vmap("dispatch_done", done)(ticket, *later, *overlap)
-    out = (*first, index, slot, token_ends, positions, rows)
+    later = _for_later_rounds(site, x, scales, index, slot, token_ends)
+    *first, positions, rows, row_scales = _without_vmap("dispatch_done", done)(
+        ticket, *later, *overlap
+    )
+    out = (*first, index, slot, token_ends, positions, rows, row_scales)
     return exchange.named(exchange.DISPATCH_NAME, out)
 
 
 def _finish_dispatch_forward(site: Site, *operands: Any) -> tuple[Any, Any]:
     out = finish_dispatch.fun(site, *operands)
-    return out, out[4:]
+    x = operands[0]
+    return out, (exchange.nothing(x, x.dtype), *out[4:-1])  # of x, only the dtype
 
 
 def _finish_dispatch_backward(site: Site, residuals: Any, cotangents: Any) -> tuple[Any, ...]:
-    token, *routes = residuals
+    x, token, *routes = residuals
     dx, d_weights = exchange.dispatch_back(site, cotangents, tuple(routes), token)
-    return dx, d_weights, None, None, None, None, None
+    return dx.astype(x.dtype), d_weights, None, None, None, None, None, None
 
 
 finish_dispatch.defvjp(_finish_dispatch_forward, _finish_dispatch_backward)

@@ -131,6 +131,40 @@ def _take(values: jax.Array, indices: jax.Array) -> jax.Array:
     return values[jnp.maximum(indices, 0)]
 
 
+@jax.jit
+def quantise(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Quantises blocks of 128 elements to float8_e4m3fn, as dispatch does.
+
+    The scale of a block is its largest finite magnitude, at least 1e-4, over 448.
+
+    Args:
+      x: [..., H].
+
+    Returns:
+      float8_e4m3fn[..., H] and float32[..., ceil(H / 128)].
+    """
+    *rows, hidden = x.shape
+    blocks = jnp.pad(x.astype(jnp.float32), [(0, 0)] * len(rows) + [(0, -hidden % 128)])
+    blocks = blocks.reshape(*rows, -1, 128)
+    magnitudes = jnp.where(jnp.isfinite(blocks), jnp.abs(blocks), 0.0)
+    largest = jnp.maximum(magnitudes.max(axis=-1, keepdims=True), jnp.float32(1e-4))
+    values = (blocks * (jnp.float32(448.0) / largest)).reshape(*rows, -1)[..., :hidden]
+    return values.astype(jnp.float8_e4m3fn), largest[..., 0] * jnp.float32(1 / 448)
+
+
+@functools.partial(jax.jit, static_argnames=("dtype",))
+def dequantise(values: jax.Array, scales: jax.Array, dtype: Any) -> jax.Array:
+    """The inverse of :func:`quantise`, but for rounding.
+
+    Args:
+      values: float8_e4m3fn[..., H].
+      scales: float32[..., ceil(H / 128)].
+      dtype: of the result.
+    """
+    scales = jnp.repeat(scales, 128, axis=-1)[..., : values.shape[-1]]
+    return (values.astype(jnp.float32) * scales).astype(dtype)
+
+
 @functools.partial(jax.jit, static_argnames=("tokens", "weighted", "combine_dtype"))
 def combine(
     ys: jax.Array,

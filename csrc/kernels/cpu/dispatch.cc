@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "csrc/kernels/cpu/message.h"
+#include "csrc/kernels/cpu/message_rows.h"
 #include "csrc/kernels/cpu/row_ops.h"
 #include "csrc/kernels/moe_kernels.h"
 #include "csrc/kernels/moe_layout.h"
@@ -153,27 +154,17 @@ int64_t PayloadOffset(const DispatchSendArgs& args, int64_t rank) {
 
 void WriteRows(const DispatchSendArgs& args) {
   const SlotLayout& layout = args.layout;
-  const int64_t hidden = layout.shape.hidden;
   const int64_t ranks = layout.shape.ranks;
-  const int64_t stride = layout.DispatchRowBytes();
-  const int64_t row_bytes = hidden * ElementBytes(layout.dispatch_type);
+  const RowFormat format(layout, ExchangeKind::kDispatch);
   const RowOps& ops = GetRowOps();
   const IndexRange tokens = TokensInRound(layout.shape, args.route, args.t_rows, 0);
-  const bool streamed = VolumeOf(layout.shape, args.route, tokens).PastCaches(stride, args.cache_bytes);
+  const bool streamed = VolumeOf(layout.shape, args.route, tokens).PastCaches(format.stride, args.cache_bytes);
+  RowWriter writer(ops, format, {args.x_type, args.x, args.scales}, streamed);
   for (int64_t t = tokens.begin; t < tokens.end; ++t) {
-    const void* from = ElementAt(args.x, args.x_type, t * hidden);
-    ElementType from_type = args.x_type;
+    writer.StartToken(t);
     for (int64_t r = 0; r < ranks; ++r) {
       const int64_t index = args.route.index[t * ranks + r];
-      if (index < 0) continue;
-      char* to = At<char>(args.slots[r], PayloadOffset(args, r) + index * stride);
-      ConvertRow(ops, to, layout.dispatch_type, from, from_type, hidden, streamed);
-      ZeroRowPadding(to, row_bytes, stride);
-      // The other ranks get a copy of the converted row, unless it is no longer in the cache.
-      if (from_type != layout.dispatch_type && !streamed) {
-        from = to;
-        from_type = layout.dispatch_type;
-      }
+      if (index >= 0) writer.Write(At<char>(args.slots[r], PayloadOffset(args, r) + index * format.stride));
     }
   }
   if (streamed) ops.finish_streamed();
@@ -299,13 +290,15 @@ void PlaceRows(const DispatchReceiveArgs& args) {
     volume.rows += HeaderOf(args.slots[s]).rows;
     volume.entries += HeaderOf(args.slots[s]).expert_rows;
   }
-  const bool streamed = volume.PastCaches(layout.DispatchRowBytes(), args.cache_bytes);
+  const RowFormat format(layout, ExchangeKind::kDispatch);
+  const RowTarget target{args.tokens_type, args.tokens, args.scales};
+  const bool streamed = volume.PastCaches(format.stride, args.cache_bytes);
   for (int64_t s = 0; s < shape.ranks; ++s) {
     const DispatchMessage message(layout, args.slots[s]);
     int32_t* positions = args.route.positions + s * shape.max_tokens * local_top_k;
     for (int64_t j = 0; j < message.rows; ++j, positions += local_top_k) {
-      const void* from = message.payload + j * layout.DispatchRowBytes();
-      ElementType from_type = layout.dispatch_type;
+      const char* row = message.payload + j * format.stride;
+      const void* copy = nullptr;
       const int64_t begin = message.EntryBegin(j);
       const int64_t count = message.EntryEnd(j) - begin;
       const int64_t element = ElementOf(args, message.meta[j].token);
@@ -319,11 +312,7 @@ void PlaceRows(const DispatchReceiveArgs& args) {
         if (!fits) continue;
         args.weights[position] = entry.weight;
         if (j >= message.rows_here) continue;
-        char* to = ElementAt(args.tokens, args.tokens_type, position * shape.hidden);
-        ConvertRow(ops, to, args.tokens_type, from, from_type, shape.hidden, streamed);
-        if (streamed) continue;
-        from = to;  // a converted row needs no second conversion, and a copy of it is in the cache as well
-        from_type = args.tokens_type;
+        copy = ReadRow(ops, format, target, row, copy, position, streamed);
       }
       for (int64_t i = count; i < local_top_k; ++i) positions[i] = -1;
     }
@@ -348,6 +337,8 @@ void FinishElement(const DispatchReceiveArgs& args, int64_t element) {
   if (args.zero_padding) {
     const int64_t row_bytes = shape.hidden * ElementBytes(args.tokens_type);
     ZeroBytes(args.tokens, begin * row_bytes, last * row_bytes);
+    const int64_t scale_bytes = args.layout.ScalesOfRow() * static_cast<int64_t>(sizeof(float));
+    if (args.scales != nullptr) ZeroBytes(args.scales, begin * scale_bytes, last * scale_bytes);
   }
   if (args.dropped != nullptr) args.dropped[element] = static_cast<int32_t>(total - begin);
 }
@@ -363,6 +354,7 @@ void DispatchSend(const DispatchSendArgs& args) {
                            .t_rows = args.t_rows,
                            .x_type = args.x_type,
                            .x = args.x,
+                           .scales = args.scales,
                            .route = args.route,
                            .slots = args.slots,
                            .message_bytes = args.message_bytes,
@@ -378,10 +370,12 @@ void DispatchReceive(const DispatchReceiveArgs& args) {
   if (args.round > 0) {
     RedispatchReceiveArgs rest{.layout = args.layout,
                                .round = args.round,
+                               .kind = ExchangeKind::kDispatch,
                                .slots = args.slots,
                                .route = args.route,
                                .out_type = args.tokens_type,
                                .out = args.tokens,
+                               .scales = args.scales,
                                .cache_bytes = args.cache_bytes};
     rest.layout.shape.capacity *= args.elements;
     return RedispatchReceive(rest);

@@ -5,6 +5,7 @@
 #include <limits>
 #include <random>
 
+#include "csrc/kernels/cpu/float8_reference.h"
 #include "gtest/gtest.h"
 
 namespace jax_fabric::kernels {
@@ -135,6 +136,17 @@ TEST(Float8E4m3fnTest, KnownVectors) {
   EXPECT_EQ(Float8E4m3fnCodec::Encode(std::nextafter(std::ldexp(1.0f, -10), 1.0f)), 1);
   EXPECT_EQ(Float8E4m3fnCodec::Encode(BitsFloat(0x00000001)), 0);
 }
+
+template <typename Codec>
+void TestAllToFloat8() {
+  for (uint32_t bits = 0; bits < 0x10000; ++bits) {
+    const float value = Codec::Decode(static_cast<uint16_t>(bits));
+    ASSERT_EQ(Float8E4m3fnCodec::Encode(value), testing::NearestFloat8(value)) << value;
+  }
+}
+
+TEST(Float8E4m3fnTest, OfEveryFloat16) { TestAllToFloat8<Float16Codec>(); }
+TEST(Float8E4m3fnTest, OfEveryBfloat16) { TestAllToFloat8<Bfloat16Codec>(); }
 
 }  // namespace
 }  // namespace jax_fabric::kernels

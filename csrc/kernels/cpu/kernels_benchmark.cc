@@ -55,8 +55,8 @@ void Report(const char* name, int64_t bytes, const std::function<void()>& run) {
 // One rank; every source, itself included, sends it what it sends to rank 0.
 class Benchmark {
  public:
-  Benchmark(const MoeShape& shape, ElementType type, int64_t cache_bytes)
-      : layout_{shape, type, type},
+  Benchmark(const MoeShape& shape, ElementType type, ElementType dispatch_type, int64_t cache_bytes)
+      : layout_{shape, dispatch_type, type, type, dispatch_type == ElementType::kFloat8E4m3fn},
         type_(type),
         cache_bytes_(cache_bytes),
         rows_(shape.max_tokens, 0),
@@ -196,11 +196,11 @@ class Benchmark {
   std::vector<void*> slots_;
 };
 
-void ReportKernels(const MoeShape& shape, ElementType type, int here, int64_t cache_bytes) {
+void ReportKernels(const MoeShape& shape, ElementType type, ElementType dispatch_type, int here, int64_t cache_bytes) {
   std::vector<std::unique_ptr<Benchmark>> ranks;
   Benchmark::Moved moved;
   for (int i = 0; i < here; ++i) {
-    ranks.push_back(std::make_unique<Benchmark>(shape, type, cache_bytes));
+    ranks.push_back(std::make_unique<Benchmark>(shape, type, dispatch_type, cache_bytes));
     moved = ranks.back()->Prepare();
   }
   const auto report = [&](const char* name, int64_t bytes, void (Benchmark::*kernel)()) {
@@ -263,16 +263,18 @@ int main(int argc, char** argv) {
               shape.ranks, sizes[5]);
   const struct {
     const char* name;
-    jk::ElementType type;
-  } kTypes[] = {{"bfloat16", jk::ElementType::kBfloat16},
-                {"float16", jk::ElementType::kFloat16},
-                {"float32", jk::ElementType::kFloat32}};
-  for (const auto& [name, type] : kTypes) {
+    jk::ElementType type, dispatch_type;
+  } kTypes[] = {{"bfloat16", jk::ElementType::kBfloat16, jk::ElementType::kBfloat16},
+                {"float16", jk::ElementType::kFloat16, jk::ElementType::kFloat16},
+                {"float32", jk::ElementType::kFloat32, jk::ElementType::kFloat32},
+                {"bfloat16, dispatched as float8_e4m3fn (bytes as in bfloat16)", jk::ElementType::kBfloat16,
+                 jk::ElementType::kFloat8E4m3fn}};
+  for (const auto& [name, type, dispatch_type] : kTypes) {
     std::printf("%s\n", name);
     const int64_t row = shape.hidden * jk::ElementBytes(type);
     jk::ReportMemcpy(shape.max_tokens * shape.top_k * row, row);
-    jk::ReportKernels(shape, type, sizes[5], jk::kAlwaysCached);
+    jk::ReportKernels(shape, type, dispatch_type, sizes[5], jk::kAlwaysCached);
     std::printf(" past the cache\n");
-    jk::ReportKernels(shape, type, sizes[5], 0);
+    jk::ReportKernels(shape, type, dispatch_type, sizes[5], 0);
   }
 }

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "csrc/kernels/cpu/float8_reference.h"
 #include "csrc/kernels/cpu/float_types.h"
 #include "csrc/kernels/moe_kernels.h"
 #include "csrc/kernels/moe_layout.h"
@@ -92,7 +93,8 @@ std::string WorldConfig::Describe() const {
   add("routing", static_cast<int>(routing)), add("cache", cache_bytes), add("x", static_cast<int>(x_type));
   add("dispatch", static_cast<int>(dispatch_type)), add("tokens", static_cast<int>(tokens_type));
   add("y", static_cast<int>(y_type)), add("combine", static_cast<int>(combine_type));
-  add("out", static_cast<int>(out_type));
+  add("out", static_cast<int>(out_type)), add("redispatch", static_cast<int>(redispatch_type));
+  add("quantised", quantised);
   return text;
 }
 
@@ -110,6 +112,34 @@ int64_t RankState::rows_from(int64_t source) const {
   return total;
 }
 
+QuantisedRows Quantised(const RankState& state) {
+  const int64_t hidden = state.layout.shape.hidden;
+  QuantisedRows rows;
+  if (state.x.type() == ElementType::kFloat8E4m3fn) {
+    for (int64_t i = 0; i < state.x.size(); ++i) rows.bits.push_back(state.x.Bits(i));
+    rows.scales = state.x_scales;
+    return rows;
+  }
+  for (int64_t row = 0; row < state.t_rows; ++row) {
+    for (int64_t begin = 0; begin < hidden; begin += 128) {
+      const int64_t first = row * hidden + begin;
+      const int64_t end = row * hidden + std::min(begin + 128, hidden);
+      float largest = 1e-4f;
+      for (int64_t i = first; i < end; ++i) {
+        const float magnitude = std::abs(state.x.Get(i));
+        if (std::isfinite(magnitude)) largest = std::max(largest, magnitude);
+      }
+      const float inverse = 448.0f / largest;
+      rows.scales.push_back(largest * (1.0f / 448.0f));
+      for (int64_t i = first; i < end; ++i) {
+        const float scaled = state.x.Get(i) * inverse;
+        rows.bits.push_back(NearestFloat8(scaled));
+      }
+    }
+  }
+  return rows;
+}
+
 World::World(const WorldConfig& config, uint64_t seed)
     : config_(config), random_(seed), states_(config.ranks), message_bytes_(config.ranks) {
   MoeShape shape;
@@ -125,7 +155,8 @@ World::World(const WorldConfig& config, uint64_t seed)
   config_.capacity = shape.capacity;
   for (int32_t r = 0; r < config.ranks; ++r) {
     shape.rank = r;
-    states_[r].layout = SlotLayout{shape, config.dispatch_type, config.combine_type};
+    states_[r].layout =
+        SlotLayout{shape, config.dispatch_type, config.combine_type, config.redispatch_type, config.quantised};
     MakeInputs(states_[r]);
   }
   slot_bytes_ = states_[0].layout.SlotBytes();
@@ -176,6 +207,8 @@ void World::MakeInputs(RankState& state) {
   state.t_rows = static_cast<int32_t>(config_.full_batches ? shape.max_tokens : t_choices[random_() % 3]);
   const int64_t t_rows = state.t_rows;
   state.x = RandomArray(config_.x_type, t_rows * shape.hidden);
+  state.x_scales.resize(config_.quantised ? t_rows * state.layout.ScalesOfRow() : 0);
+  for (float& scale : state.x_scales) scale = std::exp(RandomFloat());
   state.experts.resize(t_rows * shape.top_k);
   state.weights.resize(t_rows * shape.top_k);
   for (int64_t t = 0; t < t_rows; ++t) {
@@ -195,6 +228,7 @@ void World::MakeInputs(RankState& state) {
   state.index.assign(t_rows * shape.ranks, kPoisonInt);
   state.slot.assign(t_rows * shape.top_k, kPoisonInt);
   state.tokens = Array(config_.tokens_type, shape.capacity * shape.hidden);
+  state.scales.assign(config_.quantised ? shape.capacity * state.layout.ScalesOfRow() : 0, std::nanf(""));
   state.row_weights.assign(shape.capacity, std::nanf(""));
   state.group_sizes.assign(shape.experts_per_rank, kPoisonInt);
   state.positions.assign(static_cast<int64_t>(shape.ranks) * shape.max_tokens * shape.LocalTopK(), kPoisonInt);
@@ -282,6 +316,7 @@ void World::SendDispatch(int32_t round) {
                   .t_rows = state.t_rows,
                   .x_type = state.x.type(),
                   .x = state.x.data(),
+                  .scales = state.x_scales.data(),
                   .experts = state.experts.data(),
                   .weights = state.weights.data(),
                   .route = state.send_route(),
@@ -301,6 +336,7 @@ void World::ReceiveDispatch(int32_t round, bool drop_overflow, bool zero_padding
                      .slots = slots.data(),
                      .tokens_type = state.tokens.type(),
                      .tokens = state.tokens.data(),
+                     .scales = state.scales.data(),
                      .weights = state.row_weights.data(),
                      .group_sizes = state.group_sizes.data(),
                      .route = state.receive_route(),

@@ -66,6 +66,8 @@ struct WorldConfig {
   ElementType y_type = ElementType::kFloat32;
   ElementType combine_type = ElementType::kFloat32;
   ElementType out_type = ElementType::kFloat32;
+  ElementType redispatch_type = ElementType::kFloat32;
+  bool quantised = false;  // then dispatch_type is float8_e4m3fn
 
   std::string Describe() const;
 };
@@ -75,12 +77,14 @@ struct RankState {
   SlotLayout layout;
   int32_t t_rows = 0;
   Array x;                           // [t_rows, H]
+  std::vector<float> x_scales;       // [t_rows, ScalesOfRow()]
   std::vector<int32_t> experts;      // [t_rows, K]
   std::vector<float> weights;        // [t_rows, K]
   std::vector<int32_t> index;        // [t_rows, N]
   std::vector<int32_t> slot;         // [t_rows, K]
   std::vector<int32_t> token_ends;   // [MaxRounds]
   Array tokens;                      // [C, H]
+  std::vector<float> scales;         // [C, ScalesOfRow()]
   std::vector<float> row_weights;    // [C]
   std::vector<int32_t> group_sizes;  // [experts_per_rank]
   std::vector<int32_t> positions;    // [N, T, L]
@@ -92,6 +96,13 @@ struct RankState {
   int64_t routed_rows() const;
   int64_t rows_from(int64_t source) const;
 };
+
+// What x of a rank is in float8_e4m3fn.
+struct QuantisedRows {
+  std::vector<uint32_t> bits;  // [t_rows, H]
+  std::vector<float> scales;   // [t_rows, ceil(H / 128)]
+};
+QuantisedRows Quantised(const RankState& state);
 
 class World {
  public:

@@ -61,7 +61,10 @@ bool SameFloat(float a, float b) { return std::memcmp(&a, &b, sizeof(float)) == 
 class Checker {
  public:
   explicit Checker(World& world) : world_(world), config_(world.config()), hidden_(world.config().hidden) {
-    for (int64_t r = 0; r < world.ranks(); ++r) groups_.push_back(ExpectedRows(world, r));
+    for (int64_t r = 0; r < world.ranks(); ++r) {
+      groups_.push_back(ExpectedRows(world, r));
+      if (config_.quantised) quantised_.push_back(Quantised(world.rank(r)));
+    }
   }
 
   // ---- Dispatch
@@ -115,7 +118,7 @@ class Checker {
           float norm = 0;
           double dot = 0;
           for (int64_t h = 0; h < hidden_; ++h) {
-            const float sent = RoundTo(config_.dispatch_type, x[row.source].Get(row.token * hidden_ + h));
+            const float sent = RoundTo(config_.redispatch_type, x[row.source].Get(row.token * hidden_ + h));
             const float scaled = weighted ? row.weight * sent : sent;
             ASSERT_TRUE(SameFloat(result.out[r].Get(c * hidden_ + h), RoundTo(config_.out_type, scaled)));
             if (y == nullptr) continue;
@@ -163,10 +166,33 @@ class Checker {
     EXPECT_EQ(state.dropped, Total(r) - c);
     const uint8_t padding = zero_padding ? 0 : kPoison;
     EXPECT_TRUE(state.tokens.FilledWith(padding, c * hidden_, shape.capacity * hidden_));
+    if (config_.quantised && zero_padding) {
+      for (size_t i = c * state.layout.ScalesOfRow(); i < state.scales.size(); ++i) EXPECT_EQ(state.scales[i], 0.0f);
+    }
     for (; c < shape.capacity; ++c) EXPECT_EQ(state.row_weights[c], 0.0f);
   }
 
+  void CheckQuantisedRow(const RankState& state, int64_t c, const ExpertRow& row) {
+    const QuantisedRows& sent = quantised_[row.source];
+    const int64_t scale_count = state.layout.ScalesOfRow();
+    const bool raw = config_.tokens_type == ElementType::kFloat8E4m3fn;
+    for (int64_t i = 0; raw && i < scale_count; ++i) {
+      ASSERT_EQ(state.scales[c * scale_count + i], sent.scales[row.token * scale_count + i]) << "row " << c;
+    }
+    for (int64_t h = 0; h < hidden_; ++h) {
+      const uint32_t bits = sent.bits[row.token * hidden_ + h];
+      if (raw) {
+        ASSERT_EQ(state.tokens.Bits(c * hidden_ + h), bits) << "row " << c << " element " << h;
+        continue;
+      }
+      const float value = Decode(ElementType::kFloat8E4m3fn, &bits) * sent.scales[row.token * scale_count + h / 128];
+      const float expected = RoundTo(config_.tokens_type, value);
+      ASSERT_TRUE(SameFloat(state.tokens.Get(c * hidden_ + h), expected)) << "row " << c << " element " << h;
+    }
+  }
+
   void CheckMovedRow(const RankState& state, int64_t c, const ExpertRow& row) {
+    if (config_.quantised) return CheckQuantisedRow(state, c, row);
     const Array& x = world_.rank(row.source).x;
     const bool moved = config_.x_type == config_.dispatch_type && config_.dispatch_type == config_.tokens_type;
     for (int64_t h = 0; h < hidden_; ++h) {
@@ -257,6 +283,7 @@ class Checker {
   const WorldConfig& config_;
   const int64_t hidden_;
   std::vector<std::vector<std::vector<ExpertRow>>> groups_;  // [rank][local expert]
+  std::vector<QuantisedRows> quantised_;                     // [rank]
   int64_t cached_source_ = -1, cached_token_ = -1;
   std::vector<std::vector<int64_t>> cached_;
 };
@@ -332,8 +359,8 @@ std::vector<std::vector<uint8_t>> Messages(World& world) {
 }
 
 // Nothing of what a slot held before travels in the gaps of a message, whose rows here are not multiples of 16 bytes.
-TEST(MoeKernelsTest, MessagesDependOnInputsOnly) {
-  World world({.ranks = 3, .experts = 8, .max_tokens = 9, .top_k = 4, .hidden = 7}, 9);
+void TestMessages(const WorldConfig& config) {
+  World world(config, 9);
   std::vector<std::vector<uint8_t>> first[4];
   for (uint8_t poison : {0xff, 0xa5}) {
     world.set_slot_poison(poison);
@@ -358,6 +385,14 @@ TEST(MoeKernelsTest, MessagesDependOnInputsOnly) {
       EXPECT_EQ(messages[kind], first[kind]) << "kind " << kind;
     }
   }
+}
+
+TEST(MoeKernelsTest, MessagesDependOnInputsOnly) {
+  WorldConfig config = {.ranks = 3, .experts = 8, .max_tokens = 9, .top_k = 4, .hidden = 7};
+  TestMessages(config);
+  config.quantised = true;
+  config.dispatch_type = ElementType::kFloat8E4m3fn;
+  TestMessages(config);
 }
 
 template <typename T, size_t n>
@@ -387,6 +422,11 @@ WorldConfig RandomConfig(std::mt19937_64& random) {
   config.y_type = other(config.tokens_type);
   config.combine_type = other(config.y_type);
   config.out_type = other(config.combine_type);
+  config.redispatch_type = other(config.x_type);
+  if (random() % 4 == 0) {
+    config.quantised = true;
+    config.dispatch_type = ElementType::kFloat8E4m3fn;
+  }
   if (random() % 4 == 0) config.capacity = static_cast<int64_t>(random() % (2 * config.max_tokens + 1));
   if (random() % 2 == 0) config.private_tokens = 1 + static_cast<int32_t>(random() % config.max_tokens);
   return config;
@@ -426,6 +466,28 @@ TEST(MoeKernelsTest, ManyRanks) {
 }
 
 TEST(MoeKernelsTest, NoCapacity) { RunAll({.ranks = 3, .experts = 7, .top_k = 2, .capacity = 0}, 8); }
+
+TEST(MoeKernelsTest, Quantised) {
+  constexpr ElementType kBfloat16 = ElementType::kBfloat16;
+  constexpr ElementType kFloat8 = ElementType::kFloat8E4m3fn;
+  for (ElementType x_type : {kBfloat16, kFloat8}) {
+    for (ElementType tokens_type : {kBfloat16, kFloat8}) {
+      for (int64_t cache_bytes : {int64_t{0}, kAlwaysCached}) {
+        RunAll({.ranks = 3,
+                .experts = 8,
+                .max_tokens = 7,
+                .top_k = 3,
+                .hidden = 300,
+                .cache_bytes = cache_bytes,
+                .x_type = x_type,
+                .dispatch_type = kFloat8,
+                .tokens_type = tokens_type,
+                .quantised = true},
+               10);
+      }
+    }
+  }
+}
 
 class RandomShapesTest : public ::testing::TestWithParam<uint64_t> {};
 

@@ -2,6 +2,7 @@
 #include <cstdint>
 
 #include "csrc/kernels/cpu/message.h"
+#include "csrc/kernels/cpu/message_rows.h"
 #include "csrc/kernels/cpu/row_ops.h"
 #include "csrc/kernels/moe_kernels.h"
 #include "csrc/kernels/moe_layout.h"
@@ -51,14 +52,14 @@ void ZeroUnused(const RedispatchReceiveArgs& args) {
 }
 
 // One row of a message to one of its positions: out[position] = row * weight, dots[position] = <row, y[position]>.
-void ReceiveRow(const RedispatchReceiveArgs& args, const RowOps& ops, bool streamed, const void* row,
-                int64_t position) {
-  const ElementType row_type = args.layout.dispatch_type;
-  const int64_t hidden = args.layout.shape.hidden;
-  void* out = ElementAt(args.out, args.out_type, position * hidden);
+void ReceiveRow(const RedispatchReceiveArgs& args, const RowOps& ops, const RowFormat& format, bool streamed,
+                const char* row, int64_t position) {
+  const ElementType row_type = format.type;
+  const int64_t hidden = format.hidden;
   if (args.row_weights == nullptr) {
-    ConvertRow(ops, out, args.out_type, row, row_type, hidden, streamed);
+    ReadRow(ops, format, {args.out_type, args.out, args.scales}, row, nullptr, position, streamed);
   } else {
+    void* out = ElementAt(args.out, args.out_type, position * hidden);
     SumRow(ops, out, args.out_type, row_type, hidden, 1, /*scaled=*/true, streamed,
            [&](auto visit) { visit(row, args.row_weights[position]); });
   }
@@ -83,26 +84,20 @@ void RedispatchSend(const RedispatchSendArgs& args) {
   const SlotLayout& layout = args.layout;
   const MoeShape& shape = layout.shape;
   const int64_t ranks = shape.ranks;
-  const int64_t row_bytes = shape.hidden * ElementBytes(layout.dispatch_type);
-  const int64_t stride = layout.DispatchRowBytes();
+  const RowFormat format(layout, args.kind);
+  const int64_t stride = format.stride;
   const RowOps& ops = GetRowOps();
   const IndexRange tokens = TokensInRound(shape, args.route, args.t_rows, args.round);
   const bool streamed = VolumeOf(shape, args.route, tokens).PastCaches(stride, args.cache_bytes);
+  RowWriter writer(ops, format, {args.x_type, args.x, args.scales}, streamed);
   for (int64_t r = 0; r < ranks; ++r) args.message_bytes[r] = 0;
   for (int64_t t = tokens.begin; t < tokens.end; ++t) {
-    const void* from = ElementAt(args.x, args.x_type, t * shape.hidden);
-    ElementType from_type = args.x_type;
+    writer.StartToken(t);
     for (int64_t r = 0; r < ranks; ++r) {
       const int64_t index = IndexBelow(args.route.index[t * ranks + r], shape.max_tokens);
       RowCount count(&args.message_bytes[r]);
       if (index < 0 || count.rows() == shape.MessageRows()) continue;
-      char* to = At<char>(args.slots[r], layout.PlainPayloadOffset() + count.rows() * stride);
-      ConvertRow(ops, to, layout.dispatch_type, from, from_type, shape.hidden, streamed);
-      ZeroRowPadding(to, row_bytes, stride);
-      if (from_type != layout.dispatch_type && !streamed) {
-        from = to;
-        from_type = layout.dispatch_type;
-      }
+      writer.Write(At<char>(args.slots[r], layout.PlainPayloadOffset() + count.rows() * stride));
       count.Add(index);
     }
   }
@@ -122,7 +117,8 @@ void RedispatchReceive(const RedispatchReceiveArgs& args) {
   const MoeShape& shape = layout.shape;
   const int64_t local_top_k = shape.LocalTopK();
   const RowOps& ops = GetRowOps();
-  const bool streamed = VolumeOf(shape, args.route, args.round).PastCaches(layout.DispatchRowBytes(), args.cache_bytes);
+  const RowFormat format(layout, args.kind);
+  const bool streamed = VolumeOf(shape, args.route, args.round).PastCaches(format.stride, args.cache_bytes);
   if (args.round == 0) ZeroUnused(args);
   for (int64_t s = 0; s < shape.ranks; ++s) {
     const IndexRange rows = RowsInRound(shape, args.route, s, args.round);
@@ -133,7 +129,7 @@ void RedispatchReceive(const RedispatchReceiveArgs& args) {
       for (int64_t i = 0; i < local_top_k; ++i) {
         const int64_t position = IndexBelow(positions[j * local_top_k + i], shape.capacity);
         if (position < 0) continue;
-        ReceiveRow(args, ops, streamed, payload + j * layout.DispatchRowBytes(), position);
+        ReceiveRow(args, ops, format, streamed, payload + j * format.stride, position);
       }
     }
   }

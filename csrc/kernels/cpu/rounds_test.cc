@@ -42,6 +42,7 @@ void ExpectSame(const std::vector<std::vector<float>>& actual, const std::vector
 struct Results {
   World world;
   std::vector<Array> tokens, y, x;
+  std::vector<std::vector<float>> scales;
   std::vector<std::vector<float>> scalars;
   World::CombineResult weighted, back;
   World::RedispatchResult moved;
@@ -51,6 +52,7 @@ struct Results {
     for (int64_t r = 0; r < world.ranks(); ++r) {
       RankState& state = world.rank(r);
       tokens.push_back(state.tokens);
+      scales.push_back(state.scales);
       y.push_back(world.RandomArray(config.y_type, world.config().capacity * config.hidden));
       scalars.emplace_back(world.config().capacity);
       for (float& scalar : scalars.back()) scalar = world.RandomFloat();
@@ -94,6 +96,7 @@ void CompareWithOneRound(WorldConfig config, uint64_t seed) {
       for (int64_t s = 0; s < config.ranks; ++s) ASSERT_EQ(actual.rows_from(s), expected.rows_from(s));
     }
     ASSERT_NO_FATAL_FAILURE(ExpectSame(many.tokens, one.tokens));
+    ASSERT_NO_FATAL_FAILURE(ExpectSame(many.scales, one.scales));
     ASSERT_NO_FATAL_FAILURE(ExpectSame(many.weighted.out, one.weighted.out));
     ASSERT_NO_FATAL_FAILURE(ExpectSame(many.back.out, one.back.out));
     ASSERT_NO_FATAL_FAILURE(ExpectSame(many.back.scalars, one.back.scalars));
@@ -119,6 +122,11 @@ TEST_P(EveryP, GivesTheBitsOfOneRound) {
     config.x_type = config.tokens_type = config.y_type = config.out_type = kTypes[random() % 3];
     config.dispatch_type = kTypes[random() % 3];
     config.combine_type = kTypes[random() % 3];
+    if (random() % 3 == 0) {
+      config.quantised = true;
+      config.dispatch_type = ElementType::kFloat8E4m3fn;
+      config.tokens_type = random() % 2 == 0 ? config.tokens_type : config.dispatch_type;
+    }
     if (random() % 4 == 0) config.capacity = random() % (2 * config.max_tokens);
     ASSERT_NO_FATAL_FAILURE(CompareWithOneRound(config, random() % 1'000'000));
   }
@@ -183,7 +191,7 @@ TEST(Rounds, RangesOfAnyNumbers) {
 TEST(Rounds, SlotsShrinkWithP) {
   SlotLayout layout;
   layout.shape = {.ranks = 8, .experts_per_rank = 8, .experts = 64, .max_tokens = 8192, .top_k = 8, .hidden = 7168};
-  layout.dispatch_type = layout.combine_type = ElementType::kBfloat16;
+  layout.dispatch_type = layout.combine_type = layout.redispatch_type = ElementType::kBfloat16;
   const int64_t row = 7168 * 2;
   const int64_t metadata = 8192 * (8 + 8 * 8);
   EXPECT_EQ(layout.shape.MaxRounds(), 1);

@@ -36,9 +36,12 @@ struct RowOps {
   using SumFn = void (*)(void* to, const Terms& terms, int64_t n, bool streamed);
   // lanes += a * b
   using DotFn = void (*)(float lanes[kDotLanes], const float* a, const float* b, int64_t n);
+  // The largest magnitude of n finite elements; others do not count. 0 if there is none.
+  using LargestFn = float (*)(const void* from, int64_t n);
   using CopyFn = void (*)(void* to, const void* from, int64_t bytes);
 
   SumFn sum[4][4];  // [type of the rows][type of `to`]
+  LargestFn largest[4];
   CopyFn copy_streamed;
   DotFn dot;
   // `streamed` stores go past the caches (where `to` is aligned to 64 bytes, and the machine can): for what nobody

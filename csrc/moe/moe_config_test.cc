@@ -161,7 +161,8 @@ TEST(MoeConfig, QuantisedMemory) {
   EXPECT_LT(config.layout.SlotBytes(), unquantised_rows + 20'000);
   Shape(config).hidden = 1;
   EXPECT_EQ(config.layout.DispatchRowBytes(), 64);
-  EXPECT_GE(config.layout.SlotBytes(), config.layout.DispatchMessageBytes(1000, 1000 * Shape(config).LocalTopK(), 1000));
+  EXPECT_GE(config.layout.SlotBytes(),
+            config.layout.DispatchMessageBytes(1000, 1000 * Shape(config).LocalTopK(), 1000));
 }
 
 // 64 bits throughout: 131,072 tokens of 7,168 on 64 ranks.

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "csrc/kernels/cpu/float8_reference.h"
 #include "csrc/kernels/cpu/float_types.h"
 #include "csrc/kernels/moe_kernels.h"
 #include "csrc/kernels/moe_layout.h"
@@ -109,6 +110,34 @@ int64_t RankState::rows_from(int64_t source) const {
     total += std::max(0, rows[source * layout.shape.MaxRounds() + round]);
   }
   return total;
+}
+
+QuantisedRows Quantised(const RankState& state) {
+  const int64_t hidden = state.layout.shape.hidden;
+  QuantisedRows rows;
+  if (state.x.type() == ElementType::kFloat8E4m3fn) {
+    for (int64_t i = 0; i < state.x.size(); ++i) rows.bits.push_back(state.x.Bits(i));
+    rows.scales = state.x_scales;
+    return rows;
+  }
+  for (int64_t row = 0; row < state.t_rows; ++row) {
+    for (int64_t begin = 0; begin < hidden; begin += 128) {
+      const int64_t first = row * hidden + begin;
+      const int64_t end = row * hidden + std::min(begin + 128, hidden);
+      float largest = 1e-4f;
+      for (int64_t i = first; i < end; ++i) {
+        const float magnitude = std::abs(state.x.Get(i));
+        if (std::isfinite(magnitude)) largest = std::max(largest, magnitude);
+      }
+      const float inverse = 448.0f / largest;
+      rows.scales.push_back(largest * (1.0f / 448.0f));
+      for (int64_t i = first; i < end; ++i) {
+        const float scaled = state.x.Get(i) * inverse;
+        rows.bits.push_back(NearestFloat8(scaled));
+      }
+    }
+  }
+  return rows;
 }
 
 World::World(const WorldConfig& config, uint64_t seed)

@@ -97,6 +97,13 @@ struct RankState {
   int64_t rows_from(int64_t source) const;
 };
 
+// What x of a rank is in float8_e4m3fn.
+struct QuantisedRows {
+  std::vector<uint32_t> bits;  // [t_rows, H]
+  std::vector<float> scales;   // [t_rows, ceil(H / 128)]
+};
+QuantisedRows Quantised(const RankState& state);
+
 class World {
  public:
   World(const WorldConfig& config, uint64_t seed);

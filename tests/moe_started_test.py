@@ -152,7 +152,7 @@ class StartedTest(parameterized.TestCase):
 
             operands = [flat(each, mesh) for each in self.inputs]
             text = on_ranks(f, mesh, 3).lower(*operands).compile().as_text()
-        for target, others in (("jf_moe_dispatch_done", 6), ("jf_moe_combine_done", 9)):
+        for target, others in (("jf_moe_dispatch_done", 7), ("jf_moe_combine_done", 9)):
             (call,) = [
                 line for line in text.splitlines() if f'custom_call_target="{target}"' in line
             ]

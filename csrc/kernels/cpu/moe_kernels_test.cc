@@ -59,40 +59,6 @@ std::vector<std::vector<ExpertRow>> ExpectedRows(World& world, int64_t rank) {
 // The same number, or a NaN for a NaN.
 bool SameFloat(float a, float b) { return std::memcmp(&a, &b, sizeof(float)) == 0 || (std::isnan(a) && std::isnan(b)); }
 
-// What x of a rank is in float8_e4m3fn.
-struct QuantisedRows {
-  std::vector<uint32_t> bits;  // [t_rows, H]
-  std::vector<float> scales;   // [t_rows, ceil(H / 128)]
-};
-
-QuantisedRows Quantised(const RankState& state) {
-  const int64_t hidden = state.layout.shape.hidden;
-  QuantisedRows rows;
-  if (state.x.type() == ElementType::kFloat8E4m3fn) {
-    for (int64_t i = 0; i < state.x.size(); ++i) rows.bits.push_back(state.x.Bits(i));
-    rows.scales = state.x_scales;
-    return rows;
-  }
-  for (int64_t row = 0; row < state.t_rows; ++row) {
-    for (int64_t begin = 0; begin < hidden; begin += 128) {
-      const int64_t first = row * hidden + begin;
-      const int64_t end = row * hidden + std::min(begin + 128, hidden);
-      float largest = 1e-4f;
-      for (int64_t i = first; i < end; ++i) {
-        const float magnitude = std::abs(state.x.Get(i));
-        if (std::isfinite(magnitude)) largest = std::max(largest, magnitude);
-      }
-      const float inverse = 448.0f / largest;
-      rows.scales.push_back(largest * (1.0f / 448.0f));
-      for (int64_t i = first; i < end; ++i) {
-        const float scaled = state.x.Get(i) * inverse;
-        rows.bits.push_back(NearestFloat8(scaled));
-      }
-    }
-  }
-  return rows;
-}
-
 class Checker {
  public:
   explicit Checker(World& world) : world_(world), config_(world.config()), hidden_(world.config().hidden) {

@@ -8,7 +8,6 @@
 #include <random>
 #include <vector>
 
-#include "csrc/kernels/cpu/float8_reference.h"
 #include "csrc/kernels/cpu/kernels_testing.h"
 #include "csrc/kernels/moe_layout.h"
 #include "gtest/gtest.h"

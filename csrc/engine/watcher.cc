@@ -55,9 +55,15 @@ void WatcherSet::Remove(Watcher::Word& word) {
 
 bool WatcherSet::Poll() {
   if (version_.load(std::memory_order_acquire) != polled_version_) {
-    std::lock_guard lock(mutex_);
-    polled_version_ = version_.load(std::memory_order_relaxed);
-    polled_ = words_;
+    List words;
+    {
+      std::lock_guard lock(mutex_);
+      polled_version_ = version_.load(std::memory_order_relaxed);
+      words = words_;
+    }
+    // Whatever was removed goes now, without the lock: a callback's destructor may wait for a lock of the user's (the
+    // GIL) that somebody holds who waits for ours.
+    polled_.swap(words);
   }
   bool any = false;
   for (const auto& word : polled_) {

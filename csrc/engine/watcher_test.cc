@@ -74,5 +74,23 @@ TEST(Watcher, NoCallbackAfterDestruction) {
   poller.join();
 }
 
+// Its destructor may take a lock that somebody holds who waits for the set's.
+TEST(Watcher, CallbacksGoWithoutTheLock) {
+  WatcherSet set;
+  std::vector<std::unique_ptr<Watcher>> added;
+  int gone = 0;
+  std::shared_ptr<void> owned(nullptr, [&](void*) {
+    added.push_back(set.Add(0, [](uint64_t, uint64_t) {}));
+    ++gone;
+  });
+  std::unique_ptr<Watcher> watcher = set.Add(0, [owned](uint64_t, uint64_t) {});
+  owned.reset();
+  set.Poll();
+  watcher.reset();
+  EXPECT_EQ(gone, 0) << "the poller still has it";
+  set.Poll();
+  EXPECT_EQ(gone, 1);
+}
+
 }  // namespace
 }  // namespace jax_fabric

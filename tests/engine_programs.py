@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -55,7 +56,10 @@ def exit_without_close():
     watcher = fabric.watch(lambda old, new: watcher.store(new + 1))
     watcher.store(1)
 
-    child = os.fork()
+    with warnings.catch_warnings():
+        # What Python says since 3.12 of any fork with threads: here it is what is tested.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
     if child == 0:
         signal.alarm(20)
         for use in (

@@ -5,8 +5,8 @@
 namespace jax_fabric {
 namespace {
 
-// Where cores are few, a worker that spins keeps one from the threads that it waits for: on two cores, small calls take
-// 0.65 ms with 50 us of spinning and 0.45 ms with yielding from the first moment on.
+// Where cores are few, a worker that spins keeps one from the threads that it waits for. JAX_FABRIC_SPIN_US and
+// `jax-fabric bench moe` show by how much.
 constexpr unsigned kCoresToSpin = 8;
 
 }  // namespace

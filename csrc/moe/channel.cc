@@ -7,7 +7,6 @@
 #include "csrc/moe/mutants.h"
 
 namespace jax_fabric::moe {
-
 namespace {
 
 ChannelImmediate ArrivalImmediate(int64_t parity) {

@@ -13,8 +13,8 @@ enum class Mutant : uint8_t {
   kReuseAnnouncementBeforeItLeft,  // the same for the ring that announcements are sent from
   kAlwaysEvenSlots,                // parity of the slots forgotten when packing
   kUnpackOtherParity,              // and when unpacking
-  kOddImmediateNeverSent,
-  kExpectOneImmediateLess,
+  kOddImmediateNeverSent,          // the even one goes in its place
+  kExpectOneImmediateLess,         // than there are peers
   kExpectOneImmediateMore,
   kUnpackWithoutWaiting,    // as soon as this rank has sent
   kRunInOrderOfSubmission,  // numbers are handed out, and not kept to

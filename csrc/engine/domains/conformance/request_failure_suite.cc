@@ -43,12 +43,11 @@ TEST_P(EngineConformance, RefusedByThePeerSaysWhoAndWhy) {
   ExpectGood(nodes_[0].group->Write(write, Patient()).value());
 }
 
-// Node 1 dies at each step of what node 0 does with it and with node 2.
-class Workload {
- public:
+struct Workload {
   std::vector<Transfer> to_victim, to_other;
 };
 
+// Node 1 dies at each step of what node 0 does with it and with node 2.
 TEST_P(EngineConformance, APeerThatDiesAtAnyStepHarmsNobodyElse) {
   // Step k of a stepped engine; k tenths of a millisecond with threads.
   for (int step = 0; step < 40; step += GetParam().threads ? 8 : 1) {

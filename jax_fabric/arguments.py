@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from typing import Any
 
@@ -98,3 +99,16 @@ def byte_string(name: str, value: Any) -> bytes:
         raise InvalidArgument(
             f"{name}: {type(value).__qualname__} is not bytes-like: {error}"
         ) from None
+
+
+def check_whole_numbers(config: Any) -> None:
+    """Every whole number of a configuration is at least 1, and its seed at least 0.
+
+    Raises:
+      ValueError: names the field, its value and the least.
+    """
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        least = 0 if field.name == "seed" else 1
+        if type(value) is int and value < least:
+            raise ValueError(f"{field.name} is {value}; it must be {least} or more")

@@ -7,6 +7,7 @@ from typing import Literal
 
 import jax.numpy as jnp
 
+from jax_fabric.arguments import check_whole_numbers
 from jax_fabric.moe.config import SCALE_BLOCK
 
 #: Peers of a run in one process, and of one in several.
@@ -60,11 +61,7 @@ class MoeBenchConfig:
         Raises:
           ValueError: names the value, and what is accepted.
         """
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            least = 0 if field.name == "seed" else 1
-            if type(value) is int and value < least:
-                raise ValueError(f"{field.name} is {value}; it must be {least} or more")
+        check_whole_numbers(self)
         if self.ranks % self.processes:
             raise ValueError(
                 f"ranks ({self.ranks}) must be a multiple of processes ({self.processes})"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from jax_fabric.arguments import check_whole_numbers
+
 #: What transfers are measured beside, besides memcpy.
 TRANSFER_PEERS = ("nixl",)
 
@@ -40,11 +42,7 @@ class TransferBenchConfig:
         Raises:
           ValueError: names the value, and what is accepted.
         """
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            least = 0 if field.name == "seed" else 1
-            if type(value) is int and value < least:
-                raise ValueError(f"{field.name} is {value}; it must be {least} or more")
+        check_whole_numbers(self)
         for name in ("write_mib", "page_kib"):
             if not getattr(self, name) or min(getattr(self, name)) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; each must be 1 or more")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
+from jax_fabric.arguments import check_whole_numbers
+
 _LONGEST_SEQUENCE = 64
 
 
@@ -51,11 +53,7 @@ class DemoConfig:
         Raises:
           ValueError: names the value, and what is accepted.
         """
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            least = 0 if field.name == "seed" else 1
-            if isinstance(value, int) and value < least:
-                raise ValueError(f"{field.name} is {value}; it must be {least} or more")
+        check_whole_numbers(self)
         if self.steps < 2:
             raise ValueError("steps is 1; it must be 2 or more, or no loss can fall")
         if self.ranks % self.processes:

@@ -146,6 +146,8 @@ class TestCommand:
         assert moved["ratio"] == 1.0
         (overhead,) = (each for each in found if each["peer"] == "empty program" and each["ratio"])
         assert overhead["unit"] == "us"
+        empty = [each for each in found if each["peer"] == "empty FFI call" and each["ratio"]]
+        assert len(empty) == (2 if "plain_jax" in peers else 0)
 
     def test_a_peer_without_environment(self, tmp_path):
         flags = ("--processes=2", "--peer=mpi4jax", f"--environments={tmp_path}")

@@ -8,6 +8,7 @@
 #include <atomic>
 
 #include "csrc/ffi/context_table.h"
+#include "csrc/ffi/empty_call.h"
 #include "csrc/ffi/host/bindings.h"
 #include "csrc/ffi/local_engine.h"
 #include "csrc/ffi/moe_handlers.h"
@@ -75,9 +76,13 @@ void Connect(moe::Context& context, const std::vector<nb::bytes>& introductions,
 
 nb::dict FfiTargets() {
   nb::dict targets;
-  for (const Target& target : MoeTargets()) {
+  std::vector<Target> all = MoeTargets();
+  all.push_back(EmptyCallTarget());
+  for (const Target& target : all) {
     nb::dict stages;
-    stages["instantiate"] = nb::capsule(reinterpret_cast<void*>(target.instantiate));
+    if (target.instantiate != nullptr) {
+      stages["instantiate"] = nb::capsule(reinterpret_cast<void*>(target.instantiate));
+    }
     stages["execute"] = nb::capsule(reinterpret_cast<void*>(target.execute));
     targets[target.name] = stages;
   }

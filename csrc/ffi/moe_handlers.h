@@ -28,15 +28,10 @@
 #include <utility>
 #include <vector>
 
+#include "csrc/ffi/target.h"
 #include "csrc/ffi/xla_ffi.h"
 
 namespace jax_fabric::ffi_layer {
-
-struct Target {
-  const char* name;
-  XLA_FFI_Handler* instantiate;
-  XLA_FFI_Handler* execute;
-};
 
 // Everything to register with XLA for the platform "cpu".
 std::vector<Target> MoeTargets();

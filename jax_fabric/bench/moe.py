@@ -12,7 +12,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from jax_fabric import Fabric
-from jax_fabric.bench import exchange, mpi_launch
+from jax_fabric.bench import empty_call, exchange, mpi_launch
 from jax_fabric.bench.config import MoeBenchConfig
 from jax_fabric.bench.exchange import OURS
 from jax_fabric.bench.interleave import Contender, interleave
@@ -86,14 +86,18 @@ def run(config: MoeBenchConfig) -> list[Row]:
     """
     report = Report(silent=jax.process_index() != 0)
     mesh = jax.make_mesh((config.ranks,), (exchange.AXIS,))
+    alone = config.processes == 1
     with (
         Fabric(mesh, timeout_s=config.timeout_s) as fabric,
-        report.progress(config.repetitions + 2) as advance,
+        report.progress(config.repetitions + 2 + alone) as advance,
     ):
         rows = _measure_exchange(config, mesh, fabric, advance)
         advance()
         rows += _measure_overhead(config, mesh, fabric)
         advance()
+        if alone:
+            rows += _measure_empty_dispatch(config)
+            advance()
     return rows
 
 
@@ -139,6 +143,15 @@ def _measure_overhead(config: MoeBenchConfig, mesh: jax.sharding.Mesh, fabric: F
     ]
     times = interleave(contenders, small.repetitions)
     return _time_rows(small.case, f"{_TIME}, few bytes", "us", times)
+
+
+def _measure_empty_dispatch(config: MoeBenchConfig) -> list[Row]:
+    once, many = empty_call.measure(config.small_repetitions, config.timeout_s)
+    case = "1 rank, 1 token that no expert wants"
+    return [
+        *_time_rows(case, "a program of one dispatch", "us", once),
+        *_time_rows(case, f"one of {empty_call.CALLS} dispatches in a row", "us", many),
+    ]
 
 
 def _time_rows(case: str, metric: str, unit: str, times: dict[str, np.ndarray]) -> list[Row]:

@@ -27,6 +27,7 @@ CXX_SUFFIXES = (".cc", ".h", ".cu", ".cuh")
 
 # A step that hangs must not cost the report of all others.
 STEP_TIMEOUT_S = 40 * 60
+_PYTEST_PROCESSES = 4
 
 
 # ---- Requirements ---------------------------------------------------------------------------
@@ -264,9 +265,15 @@ def python(context: Context) -> Iterator[Step]:
     """Python tests."""
     yield editable_install()
     report = context.scratch / "pytest.xml"
+    # A file's tests stay in one process, as its fixtures do. More processes would want more memory
+    # than a machine with so many cores need have.
+    processes = min(os.cpu_count() or 1, _PYTEST_PROCESSES)
     yield Step(
         "pytest",
-        [PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", "tests"],
+        [
+            *(PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
+            *(f"--numprocesses={processes}", "--dist=loadfile", f"--junitxml={report}", "tests"),
+        ],
         # XLA:CPU sizes its thread pool by NPROC; with a thread a core, programs with several
         # devices that wait for each other can block themselves.
         env={"NPROC": "32", **context.test_env},

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from failures_programs import meet, wait_for_end
 from jax.sharding import PartitionSpec as P
-from processes_programs import HIDDEN, TOKENS, TOP_K, Inputs, Ranks, layer, ranks
+from processes_testing import HIDDEN, TOKENS, TOP_K, Inputs, Ranks, layer, ranks
 
 import jax_fabric as jf
 from jax_fabric.testing.environment import prepare_cpu

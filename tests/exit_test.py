@@ -11,7 +11,7 @@ from unittest import mock
 
 import exit_programs as programs
 from absl.testing import absltest, parameterized
-from processes_programs import FAST
+from processes_testing import FAST
 
 from jax_fabric.testing import launch
 

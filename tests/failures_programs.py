@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from processes_programs import Inputs, Ranks, layer, ranks
+from processes_testing import Inputs, Ranks, layer, ranks
 
 import jax_fabric as jf
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 from moe_testing import Case, context, flat, on_ranks
-from processes_programs import FAST
+from processes_testing import FAST
 
 import jax_fabric as jf
 from jax_fabric.testing import launch

@@ -8,6 +8,7 @@ import os
 from unittest import mock
 
 import processes_programs as programs
+import processes_testing
 from absl.testing import absltest, parameterized
 
 from jax_fabric.testing import launch
@@ -16,13 +17,13 @@ from jax_fabric.testing import launch
 WORLDS = ((2, 1), (3, 1), (4, 1), (2, 2))
 
 
-expected = functools.cache(programs.expected)
+expected = functools.cache(processes_testing.expected)
 
 
 @functools.cache
 def outcomes(processes: int, devices: int) -> tuple[dict[str, str], ...]:
     """Of every process: what went wrong in each check."""
-    with mock.patch.dict(os.environ, {"XLA_FLAGS": programs.FAST}):
+    with mock.patch.dict(os.environ, {"XLA_FLAGS": processes_testing.FAST}):
         results = launch.run(
             programs.run_all,
             expected(processes * devices),

@@ -1,6 +1,7 @@
 #include "csrc/ffi/moe_handlers.h"
 
 #include "csrc/base/huge_pages.h"
+#include "csrc/ffi/call_binding.h"
 #include "csrc/ffi/moe_arguments.h"
 #include "csrc/ffi/moe_call.h"
 
@@ -88,75 +89,9 @@ ffi::Future Redispatch(CallSiteState* state, int32_t device, ffi::RunId run, Ran
   });
 }
 
-XLA_FFI_DEFINE_HANDLER(kDispatch, Dispatch,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::State<CallSiteState>>()
-                           .Ctx<ffi::DeviceOrdinal>()
-                           .Ctx<ffi::RunId>()
-                           .Arg<RankOperand>()     // rank
-                           .Arg<ffi::AnyBuffer>()  // x
-                           .Arg<S32>()             // experts
-                           .Arg<F32>()             // weights
-                           .Arg<F32>()             // scales
-                           .Arg<S32>()             // after
-                           .Ret<ffi::AnyBuffer>()  // tokens
-                           .Ret<F32>()             // weights
-                           .Ret<S32>()             // group sizes
-                           .Ret<S32>()             // dropped
-                           .Ret<S32>()             // token
-                           .Ret<S32>()             // index
-                           .Ret<S32>()             // slot
-                           .Ret<S32>()             // token ends
-                           .Ret<S32>()             // positions
-                           .Ret<S32>()             // rows
-                           .Ret<F32>()             // scales
-                           .Attr<int64_t>("context")
-                           .Attr<int64_t>("channel")
-                           .Attr<int64_t>("call_index")
-                           .Attr<bool>("zero_padding"));
-XLA_FFI_DEFINE_HANDLER(kCombine, Combine,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::State<CallSiteState>>()
-                           .Ctx<ffi::DeviceOrdinal>()
-                           .Ctx<ffi::RunId>()
-                           .Arg<RankOperand>()     // rank
-                           .Arg<ffi::AnyBuffer>()  // y
-                           .Arg<F32>()             // weights
-                           .Arg<F32>()             // scalars
-                           .Arg<S32>()             // index
-                           .Arg<S32>()             // slot
-                           .Arg<S32>()             // token ends
-                           .Arg<S32>()             // positions
-                           .Arg<S32>()             // rows
-                           .Arg<S32>()             // after
-                           .Ret<ffi::AnyBuffer>()  // out
-                           .Ret<F32>()             // scalars
-                           .Ret<S32>()             // token
-                           .Attr<int64_t>("context")
-                           .Attr<int64_t>("channel")
-                           .Attr<int64_t>("call_index")
-                           .Attr<bool>("back"));
-XLA_FFI_DEFINE_HANDLER(kRedispatch, Redispatch,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::State<CallSiteState>>()
-                           .Ctx<ffi::DeviceOrdinal>()
-                           .Ctx<ffi::RunId>()
-                           .Arg<RankOperand>()     // rank
-                           .Arg<ffi::AnyBuffer>()  // x
-                           .Arg<F32>()             // weights
-                           .Arg<ffi::AnyBuffer>()  // y
-                           .Arg<S32>()             // index
-                           .Arg<S32>()             // slot
-                           .Arg<S32>()             // token ends
-                           .Arg<S32>()             // positions
-                           .Arg<S32>()             // rows
-                           .Arg<S32>()             // after
-                           .Ret<ffi::AnyBuffer>()  // out
-                           .Ret<F32>()             // dots
-                           .Ret<S32>()             // token
-                           .Attr<int64_t>("context")
-                           .Attr<int64_t>("channel")
-                           .Attr<int64_t>("call_index"));
+XLA_FFI_DEFINE_HANDLER(kDispatch, Dispatch, BindingOf(Dispatch, "zero_padding"));
+XLA_FFI_DEFINE_HANDLER(kCombine, Combine, BindingOf(Combine, "back"));
+XLA_FFI_DEFINE_HANDLER(kRedispatch, Redispatch, BindingOf(Redispatch));
 
 }  // namespace
 

@@ -1,4 +1,5 @@
 // Exchanges in two halves.
+#include "csrc/ffi/call_binding.h"
 #include "csrc/ffi/moe_arguments.h"
 #include "csrc/ffi/moe_call.h"
 #include "csrc/ffi/moe_handlers.h"
@@ -132,86 +133,10 @@ ffi::Future CombineDone(CallSiteState* state, int32_t device, ffi::RunId run, Ra
   });
 }
 
-XLA_FFI_DEFINE_HANDLER(kDispatchStart, DispatchStart,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::State<CallSiteState>>()
-                           .Ctx<ffi::DeviceOrdinal>()
-                           .Ctx<ffi::RunId>()
-                           .Arg<RankOperand>()     // rank
-                           .Arg<ffi::AnyBuffer>()  // x
-                           .Arg<S32>()             // experts
-                           .Arg<F32>()             // weights
-                           .Arg<F32>()             // scales
-                           .Arg<S32>()             // after
-                           .Ret<S32>()             // ticket
-                           .Ret<S32>()             // index
-                           .Ret<S32>()             // slot
-                           .Ret<S32>()             // token ends
-                           .Attr<int64_t>("context")
-                           .Attr<int64_t>("channel")
-                           .Attr<int64_t>("call_index"));
-XLA_FFI_DEFINE_HANDLER(kDispatchDone, DispatchDone,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::State<CallSiteState>>()
-                           .Ctx<ffi::DeviceOrdinal>()
-                           .Ctx<ffi::RunId>()
-                           .Arg<RankOperand>()     // rank
-                           .Arg<S32>()             // ticket
-                           .Arg<ffi::AnyBuffer>()  // x
-                           .Arg<F32>()             // scales
-                           .Arg<S32>()             // index
-                           .Arg<S32>()             // slot
-                           .Arg<S32>()             // token ends
-                           .RemainingArgs()        // overlap
-                           .Ret<ffi::AnyBuffer>()  // tokens
-                           .Ret<F32>()             // weights
-                           .Ret<S32>()             // group sizes
-                           .Ret<S32>()             // dropped
-                           .Ret<S32>()             // token
-                           .Ret<S32>()             // positions
-                           .Ret<S32>()             // rows
-                           .Ret<F32>()             // scales
-                           .Attr<int64_t>("context")
-                           .Attr<int64_t>("channel")
-                           .Attr<int64_t>("call_index")
-                           .Attr<bool>("zero_padding"));
-XLA_FFI_DEFINE_HANDLER(kCombineStart, CombineStart,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::State<CallSiteState>>()
-                           .Ctx<ffi::DeviceOrdinal>()
-                           .Ctx<ffi::RunId>()
-                           .Arg<RankOperand>()     // rank
-                           .Arg<ffi::AnyBuffer>()  // y
-                           .Arg<F32>()             // weights
-                           .Arg<F32>()             // scalars: none
-                           .Arg<S32>()             // positions
-                           .Arg<S32>()             // rows
-                           .Arg<S32>()             // after
-                           .Ret<S32>()             // ticket
-                           .Attr<int64_t>("context")
-                           .Attr<int64_t>("channel")
-                           .Attr<int64_t>("call_index")
-                           .Attr<int64_t>("tokens"));
-XLA_FFI_DEFINE_HANDLER(kCombineDone, CombineDone,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::State<CallSiteState>>()
-                           .Ctx<ffi::DeviceOrdinal>()
-                           .Ctx<ffi::RunId>()
-                           .Arg<RankOperand>()     // rank
-                           .Arg<S32>()             // ticket
-                           .Arg<S32>()             // index
-                           .Arg<S32>()             // slot
-                           .Arg<S32>()             // token ends
-                           .Arg<ffi::AnyBuffer>()  // y
-                           .Arg<F32>()             // weights
-                           .Arg<S32>()             // positions
-                           .Arg<S32>()             // rows
-                           .RemainingArgs()        // overlap
-                           .Ret<ffi::AnyBuffer>()  // out
-                           .Ret<S32>()             // token
-                           .Attr<int64_t>("context")
-                           .Attr<int64_t>("channel")
-                           .Attr<int64_t>("call_index"));
+XLA_FFI_DEFINE_HANDLER(kDispatchStart, DispatchStart, BindingOf(DispatchStart));
+XLA_FFI_DEFINE_HANDLER(kDispatchDone, DispatchDone, BindingOf(DispatchDone, "zero_padding"));
+XLA_FFI_DEFINE_HANDLER(kCombineStart, CombineStart, BindingOf(CombineStart, "tokens"));
+XLA_FFI_DEFINE_HANDLER(kCombineDone, CombineDone, BindingOf(CombineDone));
 
 }  // namespace
 

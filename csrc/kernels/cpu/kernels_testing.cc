@@ -295,56 +295,66 @@ void World::CheckSent(int64_t source, ExchangeKind kind, int32_t round, const st
   }
 }
 
+template <typename Args, typename ArgsOf>
+void World::SendFromAll(ExchangeKind kind, int32_t round, void (*kernel)(const Args&), ArgsOf args_of) {
+  for (int64_t s = 0; s < ranks(); ++s) {
+    const std::vector<void*> slots = SlotsFrom(s);
+    std::vector<int64_t> message_bytes(ranks(), -1);
+    Args args = args_of(rank(s), s);
+    args.round = round;
+    args.slots = slots.data();
+    args.message_bytes = message_bytes.data();
+    args.cache_bytes = config_.cache_bytes;
+    kernel(args);
+    CheckSent(s, kind, round, message_bytes);
+  }
+}
+
+template <typename Args, typename ArgsOf>
+void World::ReceiveAtAll(int32_t round, void (*kernel)(const Args&), ArgsOf args_of) {
+  for (int64_t r = 0; r < ranks(); ++r) {
+    const std::vector<const void*> slots = SlotsAt(r);
+    Args args = args_of(rank(r), r);
+    args.round = round;
+    args.slots = slots.data();
+    args.cache_bytes = config_.cache_bytes;
+    kernel(args);
+  }
+}
+
 void World::Dispatch(bool drop_overflow, bool zero_padding) {
   int32_t all = 1;
   for (int32_t round = 0; round < all; ++round) {
     PoisonSlots();
     SendDispatch(round);
-    ReceiveDispatch(round, drop_overflow, zero_padding);
+    ReceiveAtAll(round, DispatchReceive, [&](RankState& state, int64_t) {
+      return DispatchReceiveArgs{.layout = state.layout,
+                                 .tokens_type = state.tokens.type(),
+                                 .tokens = state.tokens.data(),
+                                 .scales = state.scales.data(),
+                                 .weights = state.row_weights.data(),
+                                 .group_sizes = state.group_sizes.data(),
+                                 .route = state.receive_route(),
+                                 .drop_overflow = drop_overflow,
+                                 .zero_padding = zero_padding,
+                                 .dropped = &state.dropped};
+    });
     all = rounds();
   }
 }
 
 void World::SendDispatch(int32_t round) {
-  for (int64_t s = 0; s < ranks(); ++s) {
-    RankState& state = rank(s);
-    const std::vector<void*> slots = SlotsFrom(s);
-    std::vector<int64_t> message_bytes(ranks(), -1);
-    DispatchSend({.layout = state.layout,
-                  .stamp = Stamp(s),
-                  .round = round,
-                  .t_rows = state.t_rows,
-                  .x_type = state.x.type(),
-                  .x = state.x.data(),
-                  .scales = state.x_scales.data(),
-                  .experts = state.experts.data(),
-                  .weights = state.weights.data(),
-                  .route = state.send_route(),
-                  .slots = slots.data(),
-                  .message_bytes = message_bytes.data(),
-                  .cache_bytes = config_.cache_bytes});
-    CheckSent(s, ExchangeKind::kDispatch, round, message_bytes);
-  }
-}
-
-void World::ReceiveDispatch(int32_t round, bool drop_overflow, bool zero_padding) {
-  for (int64_t r = 0; r < ranks(); ++r) {
-    RankState& state = rank(r);
-    const std::vector<const void*> slots = SlotsAt(r);
-    DispatchReceive({.layout = state.layout,
-                     .round = round,
-                     .slots = slots.data(),
-                     .tokens_type = state.tokens.type(),
-                     .tokens = state.tokens.data(),
-                     .scales = state.scales.data(),
-                     .weights = state.row_weights.data(),
-                     .group_sizes = state.group_sizes.data(),
-                     .route = state.receive_route(),
-                     .drop_overflow = drop_overflow,
-                     .zero_padding = zero_padding,
-                     .dropped = &state.dropped,
-                     .cache_bytes = config_.cache_bytes});
-  }
+  SendFromAll(ExchangeKind::kDispatch, round, DispatchSend, [&](RankState& state, int64_t s) {
+    return DispatchSendArgs{.layout = state.layout,
+                            .stamp = Stamp(s),
+                            .t_rows = state.t_rows,
+                            .x_type = state.x.type(),
+                            .x = state.x.data(),
+                            .scales = state.x_scales.data(),
+                            .experts = state.experts.data(),
+                            .weights = state.weights.data(),
+                            .route = state.send_route()};
+  });
 }
 
 World::CombineResult World::Combine(const std::vector<Array>& y, bool weighted,
@@ -358,37 +368,24 @@ World::CombineResult World::Combine(const std::vector<Array>& y, bool weighted,
   const int32_t all = rounds();
   for (int32_t round = 0; round < all; ++round) {
     PoisonSlots();
-    for (int64_t s = 0; s < ranks(); ++s) {
-      RankState& state = rank(s);
-      const std::vector<void*> slots = SlotsFrom(s);
-      std::vector<int64_t> message_bytes(ranks(), -1);
-      CombineSend({.layout = state.layout,
-                   .stamp = Stamp(s),
-                   .round = round,
-                   .kind = kind,
-                   .y_type = y[s].type(),
-                   .y = y[s].data(),
-                   .row_weights = weighted ? state.row_weights.data() : nullptr,
-                   .row_scalars = row_scalars != nullptr ? (*row_scalars)[s].data() : nullptr,
-                   .route = state.receive_route(),
-                   .slots = slots.data(),
-                   .message_bytes = message_bytes.data(),
-                   .cache_bytes = config_.cache_bytes});
-      CheckSent(s, kind, round, message_bytes);
-    }
-    for (int64_t r = 0; r < ranks(); ++r) {
-      RankState& state = rank(r);
-      const std::vector<const void*> slots = SlotsAt(r);
-      CombineReceive({.layout = state.layout,
-                      .round = round,
-                      .slots = slots.data(),
-                      .t_rows = state.t_rows,
-                      .route = state.send_route(),
-                      .out_type = config_.out_type,
-                      .out = result.out[r].data(),
-                      .scalars = row_scalars != nullptr ? result.scalars[r].data() : nullptr,
-                      .cache_bytes = config_.cache_bytes});
-    }
+    SendFromAll(kind, round, CombineSend, [&](RankState& state, int64_t s) {
+      return CombineSendArgs{.layout = state.layout,
+                             .stamp = Stamp(s),
+                             .kind = kind,
+                             .y_type = y[s].type(),
+                             .y = y[s].data(),
+                             .row_weights = weighted ? state.row_weights.data() : nullptr,
+                             .row_scalars = row_scalars != nullptr ? (*row_scalars)[s].data() : nullptr,
+                             .route = state.receive_route()};
+    });
+    ReceiveAtAll(round, CombineReceive, [&](RankState& state, int64_t r) {
+      return CombineReceiveArgs{.layout = state.layout,
+                                .t_rows = state.t_rows,
+                                .route = state.send_route(),
+                                .out_type = config_.out_type,
+                                .out = result.out[r].data(),
+                                .scalars = row_scalars != nullptr ? result.scalars[r].data() : nullptr};
+    });
   }
   return result;
 }
@@ -402,37 +399,24 @@ World::RedispatchResult World::Redispatch(const std::vector<Array>& x, bool weig
   const int32_t all = rounds();
   for (int32_t round = 0; round < all; ++round) {
     PoisonSlots();
-    for (int64_t s = 0; s < ranks(); ++s) {
-      RankState& state = rank(s);
-      const std::vector<void*> slots = SlotsFrom(s);
-      std::vector<int64_t> message_bytes(ranks(), -1);
-      RedispatchSend({.layout = state.layout,
-                      .stamp = Stamp(s),
-                      .round = round,
-                      .t_rows = state.t_rows,
-                      .x_type = x[s].type(),
-                      .x = x[s].data(),
-                      .route = state.send_route(),
-                      .slots = slots.data(),
-                      .message_bytes = message_bytes.data(),
-                      .cache_bytes = config_.cache_bytes});
-      CheckSent(s, ExchangeKind::kRedispatch, round, message_bytes);
-    }
-    for (int64_t r = 0; r < ranks(); ++r) {
-      RankState& state = rank(r);
-      const std::vector<const void*> slots = SlotsAt(r);
-      RedispatchReceive({.layout = state.layout,
-                         .round = round,
-                         .slots = slots.data(),
-                         .route = state.receive_route(),
-                         .row_weights = weighted ? state.row_weights.data() : nullptr,
-                         .y_type = y != nullptr ? (*y)[r].type() : ElementType::kFloat32,
-                         .y = y != nullptr ? (*y)[r].data() : nullptr,
-                         .out_type = config_.out_type,
-                         .out = result.out[r].data(),
-                         .dots = y != nullptr ? result.dots[r].data() : nullptr,
-                         .cache_bytes = config_.cache_bytes});
-    }
+    SendFromAll(ExchangeKind::kRedispatch, round, RedispatchSend, [&](RankState& state, int64_t s) {
+      return RedispatchSendArgs{.layout = state.layout,
+                                .stamp = Stamp(s),
+                                .t_rows = state.t_rows,
+                                .x_type = x[s].type(),
+                                .x = x[s].data(),
+                                .route = state.send_route()};
+    });
+    ReceiveAtAll(round, RedispatchReceive, [&](RankState& state, int64_t r) {
+      return RedispatchReceiveArgs{.layout = state.layout,
+                                   .route = state.receive_route(),
+                                   .row_weights = weighted ? state.row_weights.data() : nullptr,
+                                   .y_type = y != nullptr ? (*y)[r].type() : ElementType::kFloat32,
+                                   .y = y != nullptr ? (*y)[r].data() : nullptr,
+                                   .out_type = config_.out_type,
+                                   .out = result.out[r].data(),
+                                   .dots = y != nullptr ? result.dots[r].data() : nullptr};
+    });
   }
   return result;
 }

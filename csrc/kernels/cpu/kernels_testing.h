@@ -144,7 +144,11 @@ class World {
   std::vector<uint8_t> Message(int64_t rank, int64_t source);
 
  private:
-  void ReceiveDispatch(int32_t round, bool drop_overflow, bool zero_padding);
+  // A kernel on every rank, with what `args_of` says of the rank and its number, and what all kernels take.
+  template <typename Args, typename ArgsOf>
+  void SendFromAll(ExchangeKind kind, int32_t round, void (*kernel)(const Args&), ArgsOf args_of);
+  template <typename Args, typename ArgsOf>
+  void ReceiveAtAll(int32_t round, void (*kernel)(const Args&), ArgsOf args_of);
   // Starts a new exchange: another sequence number, and poison in all slots.
   void PoisonSlots();
   void MakeInputs(RankState& state);

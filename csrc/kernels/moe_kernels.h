@@ -47,6 +47,7 @@ struct DispatchSendArgs {
   const float* scales = nullptr;     // [t_rows, ScalesOfRow()] of x that is float8_e4m3fn; else unused
   const int32_t* experts = nullptr;  // [t_rows, K]; ids outside [0, E) are not routed
   const float* weights = nullptr;    // [t_rows, K]
+  const uint8_t* absent = nullptr;   // [N] or null: not 0 for ranks to whose experts nothing is routed
   SendRoute route;                   // out of the first round, in of the others
   void* const* slots = nullptr;      // [N] where the message for each rank is written: its slot, or a staging buffer
   int64_t* message_bytes = nullptr;  // [N] out

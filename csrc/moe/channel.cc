@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "csrc/kernels/empty_message.h"
 #include "csrc/moe/exchange_name.h"
 #include "csrc/moe/mutants.h"
 
@@ -25,13 +26,15 @@ Result<std::unique_ptr<Channel>> Channel::Create(int32_t index, const MoeConfig&
 Channel::Channel(int32_t index, const MoeConfig& config, const PeerTable& peers, DomainGroup* group, Strand* strand)
     : index_(index),
       config_(config),
+      leader_(config.Leader()),
       peers_(peers),
       group_(group),
       strand_(strand),
       identifier_(peers.one_process),
       send_slots_(config.layout.shape.ranks),
       receive_slots_(config.layout.shape.ranks),
-      message_bytes_(config.layout.shape.ranks) {}
+      message_bytes_(config.layout.shape.ranks),
+      absent_slot_(config.PresentRanks() == config.layout.shape.ranks ? 0 : config.layout.SlotBytes()) {}
 
 Channel::~Channel() = default;
 
@@ -55,7 +58,7 @@ Status Channel::Prepare() {
   }
   for (int entry = 0; entry < AnnouncementRing::kEntries; ++entry) {
     connect(announcements_[entry], &Channel::OnAnnounced);
-    if (peers_.rank != 0) continue;
+    if (!leads()) continue;
     JF_ASSIGN_OR_RETURN(announcements_[entry].scatter, PrepareAnnouncement(entry));
   }
   return {};
@@ -68,6 +71,7 @@ Result<std::unique_ptr<PreparedScatter>> Channel::PrepareExchange(int parity) {
   // Each rank begins with its neighbour, so that not everybody writes to rank 0 first.
   for (int32_t i = 1; i < ranks; ++i) {
     const int32_t rank = (me + i) % ranks;
+    if (config_.IsAbsent(rank)) continue;
     const Peer& peer = peers_.peers[rank];
     ScatterEntry entry;
     entry.peer = peer.handle;
@@ -88,12 +92,13 @@ Result<std::unique_ptr<PreparedScatter>> Channel::PrepareExchange(int parity) {
 Result<std::unique_ptr<PreparedScatter>> Channel::PrepareAnnouncement(int entry_index) {
   const int64_t offset = config_.RingOffset(index_) + AnnouncementRing::EntryOffset(entry_index);
   std::vector<ScatterEntry> entries;
-  for (int32_t rank = 1; rank < config_.layout.shape.ranks; ++rank) {
+  for (int32_t rank = 0; rank < config_.layout.shape.ranks; ++rank) {
+    if (rank == leader_ || config_.IsAbsent(rank)) continue;
     const Peer& peer = peers_.peers[rank];
     ScatterEntry entry;
     entry.peer = peer.handle;
     entry.source_memory = peers_.own_memory;
-    // Rank 0 reads no announcements: its own ring is the source of those that travel.
+    // The leader reads no announcements: its own ring is the source of those that travel.
     entry.source = static_cast<std::byte*>(peers_.own_memory.address) + offset;
     entry.target = &peer.memory;
     entry.target_offset = offset;
@@ -192,7 +197,7 @@ void Channel::OnSubmit(ExchangeOperation* operation) {
 }
 
 void Channel::NumberOperations() {
-  if (peers_.rank == 0) {
+  if (leads()) {
     Issue();
   } else {
     Claim();
@@ -217,7 +222,7 @@ void Channel::Issue() {
 }
 
 void Channel::Announce(int64_t sequence) {
-  if (config_.layout.shape.ranks == 1) return;
+  if (alone()) return;
   const Announcement announcement{sequence, tickets_.IdentityOf(sequence)};
   const int64_t offset = config_.RingOffset(index_);
   for (const Peer& peer : peers_.peers) {
@@ -269,7 +274,7 @@ void Channel::ExpectAnnouncement() {
 void Channel::OnAnnouncement(Signal& signal) {
   if (poison_) return;
   if (!signal.error) return NumberOperations();
-  Poison(NameRank0(*signal.error));
+  Poison(NameLeader(*signal.error));
 }
 
 // --- exchanges
@@ -277,7 +282,7 @@ void Channel::OnAnnouncement(Signal& signal) {
 void Channel::Advance() {
   while (!poison_ && (StartNext() || FinishCurrent())) {
     // A finished exchange makes room for a number.
-    if (peers_.rank == 0) Issue();
+    if (leads()) Issue();
   }
 }
 
@@ -290,17 +295,13 @@ bool Channel::StartNext() {
   if (current_ == nullptr && !TakeNext(finished_ + 1)) return false;
 
   packed_ = true;
-  const bool alone = config_.layout.shape.ranks == 1;
-  arrived_ = alone || Mutated(Mutant::kUnpackWithoutWaiting);
+  arrived_ = alone() || Mutated(Mutant::kUnpackWithoutWaiting);
   const int64_t parity = Mutated(Mutant::kAlwaysEvenSlots) ? 0 : sequence & 1;
   for (int32_t rank = 0; rank < config_.layout.shape.ranks; ++rank) {
-    std::byte* const mapped = peers_.peers[rank].mapped;
-    send_slots_[rank] = mapped == nullptr
-                            ? StagingSlot(rank, parity)
-                            : mapped + config_.ChannelOffset(index_) + config_.layout.SlotOffset(peers_.rank, parity);
+    send_slots_[rank] = SendSlot(rank, parity);
   }
   current_->Pack(round_, StampOf(sequence, signature_), send_slots_.data(), message_bytes_.data());
-  if (alone) return true;
+  if (alone()) return true;
   const Status sent = Send();
   if (!sent) Poison(sent.error());
   return sent.has_value();
@@ -321,9 +322,12 @@ Status Channel::Send() {
   const int32_t ranks = config_.layout.shape.ranks;
   const int parity = (exchanges_ + 1) & 1;
   Signal& send = sends_[parity];
+  size_t entry = 0;
   for (int32_t i = 1; i < ranks; ++i) {
     const int32_t rank = (peers_.rank + i) % ranks;
-    if (peers_.peers[rank].mapped == nullptr) send.scatter->SetLength(i - 1, message_bytes_[rank]);
+    if (config_.IsAbsent(rank)) continue;
+    if (peers_.peers[rank].mapped == nullptr) send.scatter->SetLength(entry, message_bytes_[rank]);
+    ++entry;
   }
   Status status = send.scatter->Post(deadline_, CallbackFor(&send));
   if (!status) {
@@ -331,8 +335,8 @@ Status Channel::Send() {
     return status;
   }
   Signal& arrival = arrivals_[parity];
-  const uint32_t count =
-      ranks - 1 + Mutated(Mutant::kExpectOneImmediateMore) - (ranks > 2 && Mutated(Mutant::kExpectOneImmediateLess));
+  const uint32_t count = config_.PresentRanks() - 1 + Mutated(Mutant::kExpectOneImmediateMore) -
+                         (ranks > 2 && Mutated(Mutant::kExpectOneImmediateLess));
   status = group_->ExpectImmediate(peers_.Immediate(peers_.rank, index_, ArrivalImmediate(parity)), count, deadline_,
                                    CallbackFor(&arrival));
   if (!status) arrival.outstanding = false;
@@ -356,6 +360,10 @@ bool Channel::FinishCurrent() {
 Status Channel::UnpackCurrent() {
   for (int32_t rank = 0; rank < config_.layout.shape.ranks; ++rank) {
     receive_slots_[rank] = OwnSlot(rank, exchanges_ + 1 + Mutated(Mutant::kUnpackOtherParity));
+    if (!config_.IsAbsent(rank)) continue;
+    const kernels::MessageStamp stamp = StampOf(exchanges_ + 1, signature_);
+    kernels::WriteEmptyMessage(config_.layout, current_->kind_, stamp, round_, absent_slot_.data());
+    receive_slots_[rank] = absent_slot_.data();
   }
   JF_RETURN_IF_ERROR(CheckMessages(receive_slots_.data()));
   JF_RETURN_IF_ERROR(CheckCapacity(receive_slots_.data()));
@@ -365,6 +373,7 @@ Status Channel::UnpackCurrent() {
 Status Channel::CheckMessages(const void* const* slots) const {
   kernels::MessageStamp stamp = StampOf(exchanges_ + 1, signature_);
   for (int32_t rank = 0; rank < config_.layout.shape.ranks; ++rank) {
+    if (config_.IsAbsent(rank)) continue;
     stamp.incarnation = peers_.peers[rank].incarnation;
     const char* const wrong = kernels::CheckMessage(config_.layout, slots[rank], current_->kind_, stamp, rank,
                                                     current_->RowsOf(round_, rank));
@@ -417,6 +426,13 @@ void Channel::OnSent(Signal& signal) {
   Advance();
 }
 
+void* Channel::SendSlot(int32_t rank, int64_t parity) {
+  if (config_.IsAbsent(rank)) return absent_slot_.data();
+  std::byte* const mapped = peers_.peers[rank].mapped;
+  if (mapped == nullptr) return StagingSlot(rank, parity);
+  return mapped + config_.ChannelOffset(index_) + config_.layout.SlotOffset(peers_.rank, parity);
+}
+
 void* Channel::StagingSlot(int32_t rank, int64_t sequence) const {
   return static_cast<std::byte*>(peers_.staging_memory.address) + config_.ChannelOffset(index_) +
          config_.layout.SlotOffset(rank, sequence);
@@ -433,6 +449,7 @@ kernels::MessageStamp Channel::StampOf(int64_t sequence, uint64_t signature) con
   stamp.signature = signature;
   stamp.sequence = sequence;
   stamp.channel = index_;
+  stamp.membership_epoch = config_.membership_epoch;
   return stamp;
 }
 

@@ -90,6 +90,8 @@ class Channel {
   Status CheckCapacity(const void* const* slots) const;
   void OnArrival(Signal& signal);
   void OnSent(Signal& signal);
+  bool alone() const { return config_.PresentRanks() == 1; }
+  bool leads() const { return peers_.rank == leader_; }
   bool pending() const { return current_ != nullptr || !numbered_.empty() || !unnumbered_.empty(); }
   void ArmTimer();
   void OnTimer(Signal& signal);
@@ -97,15 +99,17 @@ class Channel {
   bool HasMessageOf(int32_t rank) const;
   Error NameAbsentRanks(const Error& cause) const;
   Error NameBlockedTurn() const;
-  Error NameRank0(const Error& cause) const;
+  Error NameLeader(const Error& cause) const;
   std::string NameOfCurrent() const;
   std::string NameOfPending() const;
+  void* SendSlot(int32_t rank, int64_t parity);
   void* StagingSlot(int32_t rank, int64_t sequence) const;
   const void* OwnSlot(int32_t source, int64_t sequence) const;
   kernels::MessageStamp StampOf(int64_t sequence, uint64_t signature) const;
 
   const int32_t index_;
   const MoeConfig& config_;
+  const int32_t leader_;
   const PeerTable& peers_;
   DomainGroup* const group_;
   Strand* const strand_;
@@ -128,6 +132,7 @@ class Channel {
   std::vector<void*> send_slots_;
   std::vector<const void*> receive_slots_;
   std::vector<int64_t> message_bytes_;
+  std::vector<std::byte> absent_slot_;  // of the absent ranks, if there are any: to them and from them
 
   std::array<Signal, 2> arrivals_;
   std::array<Signal, 2> sends_;

@@ -35,7 +35,7 @@ void Channel::OnTimer(Signal& signal) {
   if (late(unnumbered_) || late(numbered_)) {
     if (packed_ && !arrived_) return Poison(NameAbsentRanks(*signal.error));
     // The timer may be before the awaited number's deadline, which begins anew with every announcement.
-    if (peers_.rank != 0 && current_ == nullptr && numbered_.empty()) return Poison(NameRank0(*signal.error));
+    if (!leads() && current_ == nullptr && numbered_.empty()) return Poison(NameLeader(*signal.error));
     return Poison(NameBlockedTurn());
   }
   ArmTimer();
@@ -44,7 +44,7 @@ void Channel::OnTimer(Signal& signal) {
 void Channel::PoisonIfPeerIsLost() {
   if (!pending()) return;
   for (int32_t rank = 0; rank < config_.layout.shape.ranks; ++rank) {
-    if (rank == peers_.rank) continue;
+    if (rank == peers_.rank || config_.IsAbsent(rank)) continue;
     const Status status = group_->PeerStatus(peers_.peers[rank].handle);
     if (status) continue;
     // It may have ended as it should, its part being done.
@@ -79,7 +79,7 @@ Error Channel::NameAbsentRanks(const Error& cause) const {
   std::string absent;
   int32_t count = 0;
   for (int32_t rank = 0; rank < config_.layout.shape.ranks; ++rank) {
-    if (rank == peers_.rank) continue;
+    if (rank == peers_.rank || config_.IsAbsent(rank)) continue;
     if (HasMessageOf(rank)) continue;
     absent += fmt::format("{}{}", absent.empty() ? "" : ", ", rank);
     ++count;
@@ -87,15 +87,15 @@ Error Channel::NameAbsentRanks(const Error& cause) const {
   if (count == 0) return cause;
   return Error{cause.code, fmt::format("{}: rank {} waited {} s for rank(s) {}; {} of {} ranks came. {}",
                                        NameOfCurrent(), peers_.rank, config_.timeout_us * 1e-6, absent,
-                                       config_.layout.shape.ranks - count, config_.layout.shape.ranks, cause.message)};
+                                       config_.PresentRanks() - count, config_.PresentRanks(), cause.message)};
 }
 
-Error Channel::NameRank0(const Error& cause) const {
+Error Channel::NameLeader(const Error& cause) const {
   return Error{
       cause.code,
-      fmt::format("moe (channel {}): rank {} waited {} s for rank 0 to start the same call. Do all ranks run the "
+      fmt::format("moe (channel {}): rank {} waited {} s for rank {} to start the same call. Do all ranks run the "
                   "same program? {}",
-                  index_, peers_.rank, config_.timeout_us * 1e-6, cause.message)};
+                  index_, peers_.rank, config_.timeout_us * 1e-6, leader_, cause.message)};
 }
 
 std::string Channel::NameOfPending() const {

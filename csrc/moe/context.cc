@@ -96,10 +96,12 @@ Status Context::AddPeer(int32_t rank, ByteView introduction) {
                      fields.rank);
   }
   if (fields.config_hash != config_.Hash()) {
-    return MakeError(ErrorCode::kInvalidArgument,
-                     "rank {} has another expert-parallel configuration than rank {}: num_experts, top_k, max_tokens, "
-                     "private_tokens, hidden, dtypes, capacity, channels and on_overflow must be equal on all ranks",
-                     rank, table_.rank);
+    return MakeError(
+        ErrorCode::kInvalidArgument,
+        "rank {} has another expert-parallel configuration than rank {}: num_experts, top_k, max_tokens, "
+        "private_tokens, hidden, dtypes, capacity, channels, on_overflow and the ranks that take part must be equal "
+        "on all ranks",
+        rank, table_.rank);
   }
   JF_ASSIGN_OR_RETURN(const uint64_t process, ProcessId());
   table_.one_process = table_.one_process && fields.process == process;
@@ -119,13 +121,14 @@ Status Context::Connect(std::span<const Bytes> introductions, Deadline deadline)
   }
   std::vector<PeerHandle> handles;
   for (size_t rank = 0; rank < introductions.size(); ++rank) {
+    if (config_.IsAbsent(static_cast<int32_t>(rank))) continue;
     JF_RETURN_IF_ERROR(AddPeer(static_cast<int32_t>(rank), introductions[rank]));
     if (static_cast<int32_t>(rank) != table_.rank) handles.push_back(table_.peers[rank].handle);
   }
   JF_RETURN_IF_ERROR(group_->WaitPeers(handles, deadline));
   for (size_t rank = 0; rank < table_.peers.size(); ++rank) {
     Peer& peer = table_.peers[rank];
-    if (static_cast<int32_t>(rank) == table_.rank) continue;
+    if (static_cast<int32_t>(rank) == table_.rank || config_.IsAbsent(static_cast<int32_t>(rank))) continue;
     peer.mapped = static_cast<std::byte*>(group_->MapRemote(peer.handle, peer.memory));
   }
   JF_RETURN_IF_ERROR(AllocateStaging());
@@ -139,7 +142,7 @@ Status Context::Connect(std::span<const Bytes> introductions, Deadline deadline)
 }
 
 Status Context::AllocateStaging() {
-  if (mapped_peers() == config_.layout.shape.ranks) return {};
+  if (mapped_peers() == config_.PresentRanks()) return {};
   JF_ASSIGN_OR_RETURN(staging_, AllocateShared(config_.channels * config_.layout.ChannelBytes()));
   JF_ASSIGN_OR_RETURN(table_.staging_memory,
                       group_->RegisterMemory(staging_.data(), staging_.size(), MemoryKind::kHost, Access::kLocalOnly));

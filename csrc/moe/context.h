@@ -25,8 +25,9 @@ class Context {
 
   // What every other rank needs, as bytes for the bootstrap.
   Result<Bytes> Introduction() const;
-  // `introductions` of all ranks in rank order. Returns when all peers are reachable, or with an error that names the
-  // rank and what does not fit. Collective: no rank may submit before Connect has returned on all of them.
+  // `introductions` of all ranks in rank order; those of absent ranks are not read. Returns when all peers are
+  // reachable, or with an error that names the rank and what does not fit. Collective: no rank may submit before
+  // Connect has returned on all of them.
   Status Connect(std::span<const Bytes> introductions, Deadline deadline);
 
   const MoeConfig& config() const { return config_; }

@@ -68,12 +68,19 @@ WorldConfig RandomWorld(int32_t ranks, std::mt19937_64& random) {
                                              kernels::ElementType::kFloat8E4m3fn};
   config.dispatch_type = kTypes[random() % std::size(kTypes)];
   config.quantised = config.dispatch_type == kernels::ElementType::kFloat8E4m3fn;
+  if (random() % 4 == 0) {
+    for (int32_t r = 0; r < ranks; ++r) config.absent.push_back(random() % 3 == 0);
+    config.absent[random() % ranks] = 0;
+  }
   return config;
 }
 
 MoeConfig ConfigOf(World& world, int32_t channels) {
   MoeConfig config;
   config.layout = world.rank(0).layout;
+  config.absent = world.config().absent;
+  config.layout.shape.rank = config.Leader();
+  config.membership_epoch = 7;
   config.channels = channels;
   config.timeout_us = 1'000'000'000;
   return config;
@@ -86,7 +93,7 @@ class Layer {
   static constexpr int kStages = 4;
 
   Layer(const WorldConfig& config, uint64_t seed, int32_t index)
-      : expected_(config, seed), actual_(config, seed), index_(index) {
+      : expected_(config, seed), actual_(config, seed), absent_(config.absent), index_(index) {
     expected_.Dispatch();
     std::vector<Array> x, tokens;
     for (int32_t r = 0; r < config.ranks; ++r) {
@@ -125,6 +132,7 @@ class Layer {
 
   void Check() {
     for (size_t r = 0; r < ranks_.size(); ++r) {
+      if (expected_.config().IsAbsent(r)) continue;
       Rank& rank = *ranks_[r];
       for (const auto& each : rank.operations) ASSERT_EQ(each->error.message, "");
       RankState& expected = expected_.rank(r);
@@ -182,6 +190,7 @@ class Layer {
                                          .x = state.x.data(),
                                          .experts = state.experts.data(),
                                          .weights = state.weights.data(),
+                                         .absent = absent_.empty() ? nullptr : absent_.data(),
                                          .route = state.send_route()};
     const kernels::DispatchReceiveArgs receive{.layout = state.layout,
                                                .tokens_type = state.tokens.type(),
@@ -237,6 +246,7 @@ class Layer {
 
   World expected_;
   World actual_;
+  const std::vector<uint8_t> absent_;
   const int32_t index_;
   std::vector<std::vector<float>> scalars_;
   World::CombineResult combined_, back_;
@@ -269,7 +279,7 @@ TEST_P(KernelExchanges, EqualToKernelsAlone) {
   const auto done = [&] {
     for (const auto& layer : layers) {
       for (int32_t rank = 0; rank < options.ranks; ++rank) {
-        if (!layer->Done(rank)) return false;
+        if (!config.IsAbsent(rank) && !layer->Done(rank)) return false;
       }
     }
     return true;
@@ -279,9 +289,11 @@ TEST_P(KernelExchanges, EqualToKernelsAlone) {
     if (!fabric.Chance(0.2)) continue;
     const int32_t rank = static_cast<int32_t>(random() % options.ranks);
     const size_t pick = random() % layers.size();
-    if (layers[pick]->Ready(rank)) layers[pick]->SubmitNext(rank, fabric.channel(rank, pick % kChannels));
+    if (!config.IsAbsent(rank) && layers[pick]->Ready(rank))
+      layers[pick]->SubmitNext(rank, fabric.channel(rank, pick % kChannels));
   }
-  ASSERT_EQ(fabric.context(0).error(), nullptr) << fabric.context(0).error()->message;
+  const Error* error = fabric.context(ConfigOf(shape, kChannels).Leader()).error();
+  ASSERT_EQ(error, nullptr) << error->message;
   ASSERT_TRUE(done());
   for (const auto& layer : layers) layer->Check();
 }

@@ -2,6 +2,8 @@
 
 #include <xxhash.h>
 
+#include <algorithm>
+
 #include "csrc/moe/announcement_ring.h"
 
 namespace jax_fabric::moe {
@@ -10,6 +12,17 @@ int64_t MoeConfig::MemoryBytes() const { return RingOffset(channels); }
 
 int64_t MoeConfig::RingOffset(int32_t channel) const {
   return channels * layout.ChannelBytes() + channel * AnnouncementRing::kBytes;
+}
+
+int32_t MoeConfig::PresentRanks() const {
+  return layout.shape.ranks -
+         static_cast<int32_t>(std::count_if(absent.begin(), absent.end(), [](uint8_t each) { return each != 0; }));
+}
+
+int32_t MoeConfig::Leader() const {
+  int32_t rank = 0;
+  while (IsAbsent(rank)) ++rank;
+  return rank;
 }
 
 Status MoeConfig::Validate() const {
@@ -37,11 +50,16 @@ Status MoeConfig::Validate() const {
   JF_RETURN_IF_ERROR(check(layout.quantised == (layout.dispatch_type == kQuantisedType), "quantised", layout.quantised,
                            "true where dispatch_type is float8_e4m3fn, and only there"));
   JF_RETURN_IF_ERROR(check(channels >= 1 && channels <= 64, "channels", channels, "in [1, 64]"));
+  JF_RETURN_IF_ERROR(check(absent.empty() || absent.size() == static_cast<size_t>(s.ranks), "ranks in absent",
+                           static_cast<int64_t>(absent.size()), "ranks, or none"));
+  JF_RETURN_IF_ERROR(check(!IsAbsent(s.rank), "absent rank", s.rank, "another one than this rank"));
   return check(timeout_us >= 1, "timeout_us", timeout_us, "at least 1");
 }
 
 uint64_t MoeConfig::Hash() const {
   const kernels::MoeShape& s = layout.shape;
+  std::vector<uint8_t> present = absent;
+  present.resize(s.ranks);
   const int64_t fields[] = {s.ranks,
                             s.experts_per_rank,
                             s.experts,
@@ -55,7 +73,9 @@ uint64_t MoeConfig::Hash() const {
                             static_cast<int64_t>(layout.redispatch_type),
                             layout.quantised,
                             channels,
-                            drop_overflow};
+                            drop_overflow,
+                            membership_epoch,
+                            static_cast<int64_t>(XXH3_64bits(present.data(), present.size()))};
   return XXH3_64bits(fields, sizeof(fields));
 }
 

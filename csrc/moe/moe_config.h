@@ -3,6 +3,7 @@
 #define JAX_FABRIC_MOE_MOE_CONFIG_H_
 
 #include <cstdint>
+#include <vector>
 
 #include "csrc/base/status.h"
 #include "csrc/kernels/moe_layout.h"
@@ -14,7 +15,15 @@ struct MoeConfig {
   int32_t channels = 2;             // exchanges that may be in flight at once, each with its own slots
   int64_t timeout_us = 30'000'000;  // of every wait for a peer
   bool drop_overflow = false;
+  // Who takes part. Ranks are lost and the others go on without them in a new context, one epoch later: experts of
+  // absent ranks are routed to nowhere, and nobody waits for their messages.
+  uint32_t membership_epoch = 0;
+  std::vector<uint8_t> absent;  // [ranks], not 0 for an absent one; or empty, and all are there
 
+  bool IsAbsent(int32_t rank) const { return !absent.empty() && absent[rank] != 0; }
+  int32_t PresentRanks() const;
+  // The one that numbers the calls: the first that is there.
+  int32_t Leader() const;
   // Slots of all sources, parities and channels, and the announcement rings; bytes of engine-owned memory.
   int64_t MemoryBytes() const;
   int64_t ChannelOffset(int32_t channel) const { return channel * layout.ChannelBytes(); }

@@ -29,6 +29,7 @@ std::vector<std::vector<ExpertRow>> ExpectedRows(World& world, int64_t rank) {
   const MoeShape& shape = world.rank(rank).layout.shape;
   const int64_t first = rank * shape.experts_per_rank;
   std::vector<std::vector<ExpertRow>> groups(shape.experts_per_rank);
+  if (world.config().IsAbsent(rank)) return groups;
   for (int64_t s = 0; s < world.ranks(); ++s) {
     int64_t row_to_rank = 0;
     for (int64_t t = 0; t < world.rank(s).t_rows; ++t) {
@@ -82,7 +83,7 @@ void DenseChecker::CheckScalars(const std::vector<std::vector<float>>& row_scala
     for (int64_t i = 0; i < state.t_rows * int64_t{config_.top_k}; ++i) {
       const int64_t expert = state.experts[i];
       float expected = 0;
-      if (expert >= 0 && expert < config_.experts) {
+      if (expert >= 0 && expert < config_.experts) {  // PositionOf is -1 at absent ranks
         const int64_t per_rank = state.layout.shape.experts_per_rank;
         const int64_t c = PositionOf(expert / per_rank, expert % per_rank, s, i / config_.top_k);
         if (c >= 0) expected = row_scalars[expert / per_rank][c];

@@ -38,10 +38,12 @@ struct Target {
   uint32_t local_expert;
 };
 
-Target TargetOf(const MoeShape& shape, int32_t expert) {
+Target TargetOf(const DispatchSendArgs& args, int32_t expert) {
+  const MoeShape& shape = args.layout.shape;
   // As unsigned numbers, negative ids are too large as well.
   if (static_cast<uint32_t>(expert) >= static_cast<uint32_t>(shape.experts)) return {-1, 0};
   const int32_t rank = expert / shape.experts_per_rank;
+  if (args.absent != nullptr && args.absent[rank] != 0) return {-1, 0};
   return {rank, static_cast<uint32_t>(expert - rank * shape.experts_per_rank)};
 }
 
@@ -55,7 +57,7 @@ bool RoundHasRoom(const DispatchSendArgs& args, int64_t t, int64_t round) {
   const MoeShape& shape = args.layout.shape;
   const auto most = static_cast<uint32_t>(shape.MessageRows());
   for (int64_t k = 0; k < shape.top_k; ++k) {
-    const int32_t rank = TargetOf(shape, args.experts[t * shape.top_k + k]).rank;
+    const int32_t rank = TargetOf(args, args.experts[t * shape.top_k + k]).rank;
     if (rank >= 0 && RoundRows(args, rank)[round] == most) return false;
   }
   return true;
@@ -76,7 +78,7 @@ void NumberRows(const DispatchSendArgs& args) {
     int32_t* index = args.route.index + t * ranks;
     for (int64_t r = 0; r < ranks; ++r) index[r] = -1;
     for (int64_t k = 0; k < shape.top_k; ++k) {
-      const int32_t rank = TargetOf(shape, args.experts[t * shape.top_k + k]).rank;
+      const int32_t rank = TargetOf(args, args.experts[t * shape.top_k + k]).rank;
       if (rank < 0 || index[rank] >= 0) continue;
       Tally tally(&args.message_bytes[rank]);
       index[rank] = static_cast<int32_t>(tally.rows());
@@ -124,7 +126,7 @@ void WriteEntries(const DispatchSendArgs& args) {
       return At<Entry>(args.slots[rank], layout.EntriesOffset(Tally(&args.message_bytes[rank]).rows()));
     };
     for (int64_t k = 0; k < top_k; ++k) {
-      const Target target = TargetOf(shape, args.experts[t * top_k + k]);
+      const Target target = TargetOf(args, args.experts[t * top_k + k]);
       if (target.rank < 0) continue;
       Tally tally(&args.message_bytes[target.rank]);
       RowMeta* row = row_of(target.rank);
@@ -137,7 +139,7 @@ void WriteEntries(const DispatchSendArgs& args) {
     }
     // Only now do entries stay where they are.
     for (int64_t k = 0; k < top_k; ++k) {
-      const Target target = TargetOf(shape, args.experts[t * top_k + k]);
+      const Target target = TargetOf(args, args.experts[t * top_k + k]);
       int32_t slot = -1;
       if (target.rank >= 0) {
         const Entry* begin = entries_of(target.rank) + row_of(target.rank)->entry_begin;

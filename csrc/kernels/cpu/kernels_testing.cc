@@ -95,6 +95,9 @@ std::string WorldConfig::Describe() const {
   add("y", static_cast<int>(y_type)), add("combine", static_cast<int>(combine_type));
   add("out", static_cast<int>(out_type)), add("redispatch", static_cast<int>(redispatch_type));
   add("quantised", quantised);
+  for (size_t r = 0; r < absent.size(); ++r) {
+    if (absent[r] != 0) add("absent", static_cast<int64_t>(r));
+  }
   return text;
 }
 
@@ -205,6 +208,7 @@ void World::MakeInputs(RankState& state) {
   const MoeShape& shape = state.layout.shape;
   const int64_t t_choices[] = {0, shape.max_tokens, static_cast<int64_t>(random_() % (shape.max_tokens + 1))};
   state.t_rows = static_cast<int32_t>(config_.full_batches ? shape.max_tokens : t_choices[random_() % 3]);
+  if (config_.IsAbsent(shape.rank)) state.t_rows = 0;
   const int64_t t_rows = state.t_rows;
   state.x = RandomArray(config_.x_type, t_rows * shape.hidden);
   state.x_scales.resize(config_.quantised ? t_rows * state.layout.ScalesOfRow() : 0);
@@ -216,7 +220,7 @@ void World::MakeInputs(RankState& state) {
     for (int64_t k = 0; k < shape.top_k; ++k) {
       const int32_t expert = DrawExpert(t, t_rows);
       state.experts[t * shape.top_k + k] = expert;
-      const bool valid = expert >= 0 && expert < shape.experts;
+      const bool valid = expert >= 0 && expert < shape.experts && !config_.IsAbsent(expert / shape.experts_per_rank);
       routed |= valid;
       // A choice that goes nowhere must have no effect, whatever its weight.
       state.weights[t * shape.top_k + k] = valid ? RandomFloat() : std::numeric_limits<float>::quiet_NaN();
@@ -353,6 +357,7 @@ void World::SendDispatch(int32_t round) {
                             .scales = state.x_scales.data(),
                             .experts = state.experts.data(),
                             .weights = state.weights.data(),
+                            .absent = config_.absent.empty() ? nullptr : config_.absent.data(),
                             .route = state.send_route()};
   });
 }

@@ -68,7 +68,10 @@ struct WorldConfig {
   ElementType out_type = ElementType::kFloat32;
   ElementType redispatch_type = ElementType::kFloat32;
   bool quantised = false;  // then dispatch_type is float8_e4m3fn
+  // [ranks], not 0 for those that are absent: they have no tokens, and nothing is routed to their experts. Or empty.
+  std::vector<uint8_t> absent = {};
 
+  bool IsAbsent(int64_t rank) const { return !absent.empty() && absent[rank] != 0; }
   std::string Describe() const;
 };
 

@@ -156,6 +156,9 @@ WorldConfig RandomConfig(std::mt19937_64& random) {
   }
   if (random() % 4 == 0) config.capacity = static_cast<int64_t>(random() % (2 * config.max_tokens + 1));
   if (random() % 2 == 0) config.private_tokens = 1 + static_cast<int32_t>(random() % config.max_tokens);
+  if (random() % 4 == 0) {
+    for (int32_t r = 0; r < config.ranks; ++r) config.absent.push_back(random() % 3 == 0);
+  }
   return config;
 }
 

@@ -45,6 +45,7 @@ MoeFabric::MoeFabric(const FabricOptions& options, const MoeConfig& config)
     group_options.max_requests = 64;
     group_options.domains.push_back(MakeDomain(rank));
     state.group = state.engine->AddGroup(std::move(group_options)).value();
+    if (config.IsAbsent(rank)) continue;
     MoeConfig own = config;
     own.layout.shape.rank = rank;
     state.context = Context::Create(own, state.group, &state.executor).value();
@@ -101,13 +102,16 @@ bool MoeFabric::MapsThisPeer() {
 
 std::vector<Bytes> MoeFabric::Introductions() const {
   std::vector<Bytes> introductions;
-  for (const Rank& rank : ranks_) introductions.push_back(rank.context->Introduction().value());
+  for (const Rank& rank : ranks_) {
+    introductions.push_back(rank.context ? rank.context->Introduction().value() : Bytes());
+  }
   return introductions;
 }
 
 void MoeFabric::Connect() {
   const std::vector<Bytes> introductions = Introductions();
   for (Rank& rank : ranks_) {
+    if (!rank.context) continue;
     const Status status = rank.context->Connect(introductions, In(1'000'000));
     ASSERT_TRUE(status.has_value()) << status.error().message;
   }

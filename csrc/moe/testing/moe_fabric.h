@@ -68,7 +68,7 @@ MoeConfig SmallConfig(int32_t ranks, int32_t channels = 2);
 
 class MoeFabric {
  public:
-  // `config` with the right rank for each of them.
+  // `config` with the right rank for each of them; those that are absent have no context.
   MoeFabric(const FabricOptions& options, const MoeConfig& config);
   ~MoeFabric();
   // Contexts and engines: every operation ends.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import collections
+import dataclasses
 import functools
 import hashlib
 import itertools
@@ -11,13 +12,14 @@ import os
 import time
 import types
 import weakref
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
 from jax_fabric import _core, compat, primitives
-from jax_fabric.bootstrap import Bootstrap, JaxDistributedBootstrap, LocalBootstrap
+from jax_fabric.bootstrap import Bootstrap, JaxDistributedBootstrap, LocalBootstrap, membership
 
 if TYPE_CHECKING:
     from jax_fabric.moe.config import ExpertParallelConfig
@@ -27,6 +29,35 @@ _LONGEST_TIMEOUT_S = 1e9
 # How many fabrics this process has made over each set of devices. Processes that share the set made
 # as many; processes that do not share it are not concerned.
 _fabric_counts: collections.Counter[str] = collections.Counter()
+
+
+@dataclasses.dataclass(frozen=True)
+class Membership:
+    """Who takes part in a fabric.
+
+    Attributes:
+      epoch: 0, and one more with every ``recover``.
+      processes: their indices, rising.
+      present: bool[...], of the mesh's shape: whether the device's process takes part. Give it to
+        your program as an operand where that matters, to route around lost experts, say.
+      step: what ``recover`` agreed on, 0 before.
+    """
+
+    epoch: int
+    processes: tuple[int, ...]
+    present: np.ndarray
+    step: int
+
+
+@dataclasses.dataclass
+class _MoeContext:
+    """An expert-parallel context: what it is in every epoch, and its local ranks in this one."""
+
+    name: str
+    handle: int
+    config: ExpertParallelConfig
+    slices: list[list[Any]]
+    local: list[tuple[int, _core.MoeContext]] = dataclasses.field(default_factory=list)
 
 
 class Fabric:
@@ -90,6 +121,8 @@ class Fabric:
         self._processes = sorted({device.process_index for device in mesh.devices.flat})
         self._name = _next_name(mesh)
         self._contexts = itertools.count()
+        self._moe: list[_MoeContext] = []
+        self._membership = self._membership_of(0, self._processes, 0)
         self._bootstrap = bootstrap or _default_bootstrap(mesh)
         self._closed = False
         primitives.register_targets()
@@ -163,6 +196,72 @@ class Fabric:
         atexit.unregister(self._close_at_exit)
         self._engine.close(timeout_us=int(min(self.timeout_s, 10.0) * 1e6))
 
+    @property
+    def membership(self) -> Membership:
+        """Who takes part: all at first, and after ``recover`` those that are left."""
+        return self._membership
+
+    def recover(self, *, step: int = 0, timeout_s: float | None = None) -> Membership:
+        """Goes on without the processes that were lost; collective over those that are left.
+
+        Call it in every surviving process after a call has raised the loss of a rank, once all that
+        this process has running has ended. The survivors agree on who they are; all contexts of the
+        fabric begin anew among them, with memory that a late write of a lost process cannot reach.
+        Compiled programs stay as they are: experts of lost ranks count as ids outside [0, E), and
+        their rows of results come from nobody. Programs must not have collectives of XLA, which
+        would wait for the lost processes. ``jax.distributed`` itself ends all processes some time
+        after one has died, unless ``jax_enable_recoverability`` is set, and when the process with
+        index 0 dies.
+
+        Args:
+          step: where this process is in its work. Survivors may be a step apart: those that had
+            heard from the lost rank when it died, and those that had not.
+          timeout_s: how long to wait for survivors, seconds; default: the fabric's.
+
+        Returns:
+          The new membership, whose ``step`` is the smallest of all.
+
+        Raises:
+          RuntimeError: the mesh has one process; or the others have gone on without this one.
+          TimeoutError: another process was lost meanwhile: call it again.
+        """
+        if self._closed:
+            raise RuntimeError("this fabric was closed; make a new one")
+        if len(self._processes) == 1:
+            raise RuntimeError("recover: all ranks live in this process; there is nobody to lose")
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
+        epoch = self._membership.epoch + 1
+        # Also where it fails: the others count the attempt, too.
+        self._membership = dataclasses.replace(self._membership, epoch=epoch)
+        agreed = membership.agree(
+            self._bootstrap,
+            f"{self._name}/epoch/{epoch}",
+            jax.process_index(),
+            set(self._membership.processes) - self._lost_processes(),
+            step,
+            timeout_s,
+        )
+        self._membership = self._membership_of(epoch, agreed.processes, agreed.step)
+        for context in self._moe:
+            context.local.clear()
+            self._engine.close_moe_contexts(context.handle, timeout_us=int(timeout_s * 1e6))
+            self._connect(context, timeout_s)
+        return self._membership
+
+    def _membership_of(self, epoch: int, processes: Sequence[int], step: int) -> Membership:
+        present = np.vectorize(lambda device: device.process_index in processes)(self.mesh.devices)
+        present.setflags(write=False)
+        return Membership(epoch, tuple(processes), present, step)
+
+    def _lost_processes(self) -> set[int]:
+        """Those that the engine has seen die."""
+        return {
+            context.slices[number][rank].process_index
+            for context in self._moe
+            for number, native in context.local
+            for rank in native.lost_ranks()
+        }
+
     def open_moe_context(self, config: ExpertParallelConfig, axis_name: str) -> int:
         """Makes the local ranks of an expert-parallel context and connects them; collective.
 
@@ -177,49 +276,68 @@ class Fabric:
             raise RuntimeError("this fabric was closed; make a new one")
         name = f"{self._name}/{next(self._contexts)}"
         handle = self._agree_on_handle(name)
-        slices = _slices(self.mesh, axis_name)
-        local = []
-        for number, devices in enumerate(slices):
+        context = _MoeContext(name, handle, config, _slices(self.mesh, axis_name))
+        self._connect(context, self.timeout_s)
+        self._moe.append(context)
+        return handle
+
+    def _connect(self, context: _MoeContext, timeout_s: float) -> None:
+        """Makes the context's local ranks for the present membership, and connects them."""
+        epoch = self._membership.epoch
+        processes = set(self._membership.processes)
+        name = f"{context.name}/{epoch}"
+
+        def there(device: Any) -> bool:
+            return device.process_index in processes
+
+        for number, devices in enumerate(context.slices):
+            absent = [] if all(map(there, devices)) else [not there(each) for each in devices]
             for rank, device in enumerate(devices):
                 if device.id not in self._groups:
                     continue
-                context = self._engine.add_moe_context(
-                    self._groups[device.id], config.native(rank), handle, device.id
+                native = self._engine.add_moe_context(
+                    self._groups[device.id],
+                    context.config.native(rank, membership_epoch=epoch, absent=absent),
+                    context.handle,
+                    device.id,
                 )
-                self._bootstrap.publish(f"{name}/{number}/{rank}", context.introduction())
-                local.append((number, context))
+                self._bootstrap.publish(f"{name}/{number}/{rank}", native.introduction())
+                context.local.append((number, native))
         introductions = {
             number: [
-                self._bootstrap.fetch(f"{name}/{number}/{rank}", self.timeout_s)
-                for rank in range(len(slices[number]))
+                self._bootstrap.fetch(f"{name}/{number}/{rank}", timeout_s)
+                if there(device)
+                else b""
+                for rank, device in enumerate(context.slices[number])
             ]
-            for number in {number for number, _ in local}
+            for number in {number for number, _ in context.local}
         }
-        for number, context in local:
-            context.connect(introductions[number], timeout_us=int(self.timeout_s * 1e6))
-        self._barrier(name)
-        return handle
+        for number, native in context.local:
+            native.connect(introductions[number], timeout_us=int(timeout_s * 1e6))
+        self._barrier(name, timeout_s)
 
     def _agree_on_handle(self, name: str) -> int:
         """The lowest handle that is free in every process."""
         own = _core.next_context_handle()
-        if len(self._processes) == 1:
+        processes = self._membership.processes
+        if len(processes) == 1:
             return own
         self._bootstrap.publish(f"{name}/handle/{jax.process_index()}", str(own).encode())
         handle = max(
             int(self._bootstrap.fetch(f"{name}/handle/{process}", self.timeout_s))
-            for process in self._processes
+            for process in processes
         )
         _core.reserve_context_handles(handle + 1)
         return handle
 
-    def _barrier(self, name: str) -> None:
+    def _barrier(self, name: str, timeout_s: float) -> None:
         """No rank may send before every rank is connected."""
-        if len(self._processes) == 1:
+        processes = self._membership.processes
+        if len(processes) == 1:
             return
         self._bootstrap.publish(f"{name}/connected/{jax.process_index()}", b"1")
-        for process in self._processes:
-            self._bootstrap.fetch(f"{name}/connected/{process}", self.timeout_s)
+        for process in processes:
+            self._bootstrap.fetch(f"{name}/connected/{process}", timeout_s)
 
 
 def _close(fabric: weakref.ref[Fabric]) -> None:

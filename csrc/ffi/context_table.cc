@@ -29,7 +29,11 @@ Status ContextTable::Add(int64_t handle, int32_t device, moe::Context* context, 
                      handle, kMaxContexts);
   }
   std::lock_guard<std::mutex> lock(mutex_);
-  if (Find(handle, device) != nullptr) {
+  if (LocalRank* known = Find(handle, device); known != nullptr) {
+    if (known->closed()) {
+      known->Reopen(context);
+      return {};
+    }
     return MakeError(ErrorCode::kAlreadyExists, "context handle {} has a rank on device {} already", handle, device);
   }
   const auto* before = table_[handle].load(std::memory_order_relaxed);

@@ -31,6 +31,9 @@ class LocalRank {
   void Leave() { handlers_.fetch_sub(1, std::memory_order_release); }
   // Returns when no handler is inside any more; handlers never block.
   void Close();
+  // After Close: another context takes the place of the one that was here.
+  void Reopen(moe::Context* context) { context_.store(context, std::memory_order_seq_cst); }
+  bool closed() const { return context_.load(std::memory_order_relaxed) == nullptr; }
 
  private:
   const int32_t device_;
@@ -61,7 +64,7 @@ class ContextTable {
   static constexpr int64_t kMaxContexts = 4096;
   static ContextTable& Get();
 
-  // `completion` outlives every call. The pair (handle, device) is new.
+  // `completion` outlives every call. The pair (handle, device) is new, or was closed.
   Status Add(int64_t handle, int32_t device, moe::Context* context, Executor* completion);
   // Lock-free. Null: no such handle, or the device is not one of its ranks here.
   LocalRank* Find(int64_t handle, int32_t device) const;

@@ -49,6 +49,24 @@ Result<moe::Context*> LocalEngine::AddMoeContext(size_t device, const moe::MoeCo
   return contexts_.back().get();
 }
 
+Status LocalEngine::CloseMoeContexts(int64_t handle, int64_t timeout_us) {
+  const Deadline deadline = Deadline::After(SteadyClock::Get(), timeout_us);
+  ContextTable::Get().Close(handle);
+  // All of them before the first is destroyed: they store into each other's memory.
+  for (size_t i = 0; i < contexts_.size(); ++i) {
+    if (handles_[i] != handle || contexts_[i]->Close(deadline)) continue;
+    return MakeError(ErrorCode::kDeadlineExceeded,
+                     "expert-parallel context {} is still in use {} s after it was closed: close the fabric", handle,
+                     timeout_us * 1e-6);
+  }
+  for (size_t i = contexts_.size(); i-- > 0;) {
+    if (handles_[i] != handle) continue;
+    contexts_.erase(contexts_.begin() + static_cast<int64_t>(i));
+    handles_.erase(handles_.begin() + static_cast<int64_t>(i));
+  }
+  return {};
+}
+
 const Error* LocalEngine::FirstError() const {
   for (const auto& context : contexts_) {
     if (const Error* error = context->error(); error != nullptr) return error;

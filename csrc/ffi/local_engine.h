@@ -38,6 +38,9 @@ class LocalEngine {
 
   // A local rank of the context with this handle; `ordinal` is how XLA numbers the device.
   Result<moe::Context*> AddMoeContext(size_t device, const moe::MoeConfig& config, int64_t handle, int32_t ordinal);
+  // All local ranks of a context end, so that others may take their place under the same handle. An error: something
+  // still uses them at the deadline; they stay closed, and only Close is left.
+  Status CloseMoeContexts(int64_t handle, int64_t timeout_us);
   // Of any context, or null.
   const Error* FirstError() const;
 

@@ -35,7 +35,8 @@ kernels::ElementType ParseType(const std::string& name) {
 moe::MoeConfig MakeConfig(int32_t ranks, int32_t rank, int32_t experts, int32_t max_tokens, int32_t private_tokens,
                           int32_t top_k, int32_t hidden, int64_t capacity, const std::string& dispatch_type,
                           const std::string& combine_type, const std::string& redispatch_type, int32_t channels,
-                          int64_t timeout_us, bool drop_overflow) {
+                          int64_t timeout_us, bool drop_overflow, uint32_t membership_epoch,
+                          const std::vector<uint8_t>& absent) {
   moe::MoeConfig config;
   kernels::MoeShape& shape = config.layout.shape;
   shape.ranks = ranks;
@@ -54,6 +55,8 @@ moe::MoeConfig MakeConfig(int32_t ranks, int32_t rank, int32_t experts, int32_t 
   config.channels = channels;
   config.timeout_us = timeout_us;
   config.drop_overflow = drop_overflow;
+  config.membership_epoch = membership_epoch;
+  config.absent = absent;
   RaiseIfError(config.Validate());
   return config;
 }
@@ -120,20 +123,21 @@ NB_MODULE(_core, m) {
           [](moe::MoeConfig* self, int32_t ranks, int32_t rank, int32_t experts, int32_t max_tokens,
              int32_t private_tokens, int32_t top_k, int32_t hidden, int64_t capacity, const std::string& dispatch_type,
              const std::string& combine_type, const std::string& redispatch_type, int32_t channels, int64_t timeout_us,
-             bool drop_overflow) {
+             bool drop_overflow, uint32_t membership_epoch, const std::vector<uint8_t>& absent) {
             new (self) moe::MoeConfig(MakeConfig(ranks, rank, experts, max_tokens, private_tokens, top_k, hidden,
                                                  capacity, dispatch_type, combine_type, redispatch_type, channels,
-                                                 timeout_us, drop_overflow));
+                                                 timeout_us, drop_overflow, membership_epoch, absent));
           },
           nb::kw_only(), nb::arg("ranks"), nb::arg("rank"), nb::arg("experts"), nb::arg("max_tokens"),
           nb::arg("private_tokens"), nb::arg("top_k"), nb::arg("hidden"), nb::arg("capacity"), nb::arg("dispatch_type"),
           nb::arg("combine_type"), nb::arg("redispatch_type"), nb::arg("channels"), nb::arg("timeout_us"),
-          nb::arg("drop_overflow"))
+          nb::arg("drop_overflow"), nb::arg("membership_epoch"), nb::arg("absent"))
       .def("memory_bytes", &moe::MoeConfig::MemoryBytes);
 
   nb::class_<moe::Context>(m, "MoeContext")
       .def("introduction", [](const moe::Context& self) { return ToPython(ValueOrRaise(self.Introduction())); })
       .def("connect", &Connect, nb::arg("introductions"), nb::arg("timeout_us"))
+      .def("lost_ranks", &moe::Context::LostRanks)
       .def_prop_ro("mapped_peers", &moe::Context::mapped_peers);
 
   nb::class_<LocalEngine>(m, "Engine")
@@ -150,6 +154,17 @@ NB_MODULE(_core, m) {
           },
           nb::rv_policy::reference_internal, nb::arg("device"), nb::arg("config"), nb::arg("handle"),
           nb::arg("ordinal"))
+      .def(
+          "close_moe_contexts",
+          [](LocalEngine& self, int64_t handle, int64_t timeout_us) {
+            Status closed;
+            {
+              nb::gil_scoped_release released;
+              closed = self.CloseMoeContexts(handle, timeout_us);
+            }
+            RaiseIfError(closed);
+          },
+          nb::arg("handle"), nb::arg("timeout_us"))
       .def("first_error",
            [](const LocalEngine& self) {
              const Error* error = self.FirstError();

@@ -67,6 +67,8 @@ kernels::DispatchSendArgs DispatchSendArgsOf(const Destination& destination, Ele
   kernels::DispatchSendArgs send = LaterDispatchSendArgsOf(destination, type, x, scales, route);
   send.experts = experts.typed_data();
   send.weights = weights.typed_data();
+  const std::vector<uint8_t>& absent = destination.config().absent;
+  send.absent = absent.empty() ? nullptr : absent.data();
   return send;
 }
 

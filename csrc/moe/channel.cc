@@ -232,15 +232,12 @@ void Channel::Announce(int64_t sequence) {
   const Deadline deadline = Deadline::After(group_->clock(), config_.timeout_us);
   if (auto posted = signal.scatter->Post(deadline, CallbackFor(&signal)); !posted) {
     signal.outstanding = false;
-    Poison(posted.error());
+    PoisonSend(posted.error());
   }
 }
 
 void Channel::OnAnnounced(Signal& signal) {
-  if (signal.error) {
-    PoisonIfPeerIsLost();  // says more
-    Poison(*signal.error);
-  }
+  if (signal.error) PoisonSend(*signal.error);
   NumberOperations();
 }
 
@@ -303,7 +300,7 @@ bool Channel::StartNext() {
   current_->Pack(round_, StampOf(sequence, signature_), send_slots_.data(), message_bytes_.data());
   if (alone()) return true;
   const Status sent = Send();
-  if (!sent) Poison(sent.error());
+  if (!sent) PoisonSend(sent.error());
   return sent.has_value();
 }
 
@@ -415,15 +412,16 @@ void Channel::OnArrival(Signal& signal) {
 
 void Channel::OnSent(Signal& signal) {
   if (poison_) return;
-  if (signal.error) {
-    PoisonIfPeerIsLost();  // says more
-    Error error = *signal.error;
-    if (pending()) {
-      error.message = fmt::format("{}: rank {} cannot send: {}", NameOfPending(), peers_.rank, error.message);
-    }
-    return Poison(error);
-  }
+  if (signal.error) return PoisonSend(*signal.error);
   Advance();
+}
+
+void Channel::PoisonSend(Error error) {
+  PoisonIfPeerIsLost();  // says more
+  if (pending()) {
+    error.message = fmt::format("{}: rank {} cannot send: {}", NameOfPending(), peers_.rank, error.message);
+  }
+  Poison(error);
 }
 
 void* Channel::SendSlot(int32_t rank, int64_t parity) {

@@ -96,6 +96,8 @@ class Channel {
   void ArmTimer();
   void OnTimer(Signal& signal);
   void PoisonIfPeerIsLost();
+  void PoisonSend(Error error);
+  bool IsUntold();
   bool HasMessageOf(int32_t rank) const;
   Error NameAbsentRanks(const Error& cause) const;
   Error NameBlockedTurn() const;
@@ -139,6 +141,11 @@ class Channel {
   std::array<Signal, AnnouncementRing::kEntries> announcements_;
   Signal announcement_arrival_;
   Signal timer_;
+  // The exchange for which a lost rank's message is here, as all others are, and an immediate is not; since when.
+  struct {
+    int64_t exchange = 0;
+    int64_t since_ns = 0;
+  } untold_;
   int64_t announcement_immediates_used_ = 0;
 };
 

@@ -26,10 +26,12 @@ using testing::Transport;
 
 class ChannelFailure : public ::testing::TestWithParam<std::tuple<Transport, Mapping>> {
  protected:
-  void Start(int32_t ranks, int32_t channels = 2) {
+  void Start(int32_t ranks, int32_t channels = 2, int64_t timeout_us = 0) {
     const FabricOptions options{
         .ranks = ranks, .transport = std::get<0>(GetParam()), .mapping = std::get<1>(GetParam())};
-    fabric_ = std::make_unique<MoeFabric>(options, SmallConfig(ranks, channels));
+    MoeConfig config = SmallConfig(ranks, channels);
+    if (timeout_us > 0) config.timeout_us = timeout_us;
+    fabric_ = std::make_unique<MoeFabric>(options, config);
     fabric_->Connect();
   }
   void TearDown() override {
@@ -415,6 +417,27 @@ TEST_P(NicFailure, PeerIsLostAfterItsPart) {
   PatternExchange& next = Submit(0, Call(3));
   EXPECT_TRUE(fabric_->StepUntil([&] { return next.finished(); }, 100));
   EXPECT_EQ(next.error().code, ErrorCode::kUnavailable);
+}
+
+// A rank stores its message into mapped memory, and dies before it can tell: nobody waits for the deadline.
+TEST_P(NicFailure, PeerDiesBetweenMessageAndImmediate) {
+  constexpr int64_t kTimeoutUs = 60'000'000;
+  Start(3, 1, kTimeoutUs);
+  ExchangeAll(1);
+  fabric_->nic(2)->faults().again = {0, 1};
+  std::vector<PatternExchange*> all;
+  for (int32_t rank = 0; rank < 3; ++rank) all.push_back(&Submit(rank, Call(2)));
+  fabric_->StepAll(100);
+  for (int32_t rank = 0; rank < 2; ++rank) fabric_->nic(rank)->KillPeer(1, "killed");
+  const Deadline early = fabric_->In(kTimeoutUs / 10);
+  std::vector<PatternExchange*> survivors = {all[0], all[1]};
+  WaitForAll(survivors);
+  EXPECT_FALSE(early.Passed(fabric_->group(0)->clock()));
+  for (PatternExchange* each : survivors) {
+    EXPECT_EQ(each->error().code, ErrorCode::kUnavailable);
+    EXPECT_TRUE(Contains(*each, "waits for rank 2, which is lost")) << each->error().message;
+  }
+  fabric_->nic(2)->faults().again.clear();  // so that it can be closed
 }
 
 // "Again" for ever: the deadline ends it.

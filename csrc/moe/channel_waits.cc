@@ -1,4 +1,5 @@
 // What ends a wait of a channel that nobody fulfils: the deadline, or the loss of a peer; and what its error says.
+#include <algorithm>
 #include <atomic>
 #include <string>
 
@@ -6,6 +7,13 @@
 #include "csrc/moe/exchange_name.h"
 
 namespace jax_fabric::moe {
+namespace {
+
+// Between a peer's message and its immediate, where it stores the message itself, lie microseconds; here is the time
+// that its thread may be kept from running in between.
+constexpr int64_t kUntoldMessageUs = 1'000'000;
+
+}  // namespace
 
 void Channel::ArmTimer() {
   if (poison_ || timer_.outstanding || !pending()) return;
@@ -13,9 +21,10 @@ void Channel::ArmTimer() {
   const uint64_t losses = group_->peer_losses();
   PoisonIfPeerIsLost();
   if (poison_) return;
-  const auto armed =
-      group_->ExpectImmediate(peers_.Immediate(peers_.rank, index_, ChannelImmediate::kTimer), 1,
-                              Deadline::After(group_->clock(), config_.timeout_us), CallbackFor(&timer_), losses);
+  const int64_t wait_us =
+      untold_.exchange == exchanges_ + 1 ? std::min(kUntoldMessageUs, config_.timeout_us) : config_.timeout_us;
+  const auto armed = group_->ExpectImmediate(peers_.Immediate(peers_.rank, index_, ChannelImmediate::kTimer), 1,
+                                             Deadline::After(group_->clock(), wait_us), CallbackFor(&timer_), losses);
   if (!armed) {
     timer_.outstanding = false;
     Poison(armed.error());
@@ -48,13 +57,24 @@ void Channel::PoisonIfPeerIsLost() {
     const Status status = group_->PeerStatus(peers_.peers[rank].handle);
     if (status) continue;
     // It may have ended as it should, its part being done.
-    if (packed_ && (arrived_ || HasMessageOf(rank))) continue;
+    if (packed_ && (arrived_ || (HasMessageOf(rank) && !IsUntold()))) continue;
     // It may have left while others still have calls to make.
     const char* const hint = packed_ ? "" : ". Do all ranks run the same program?";
     return Poison(
         Error{ErrorCode::kUnavailable, fmt::format("{}: rank {} waits for rank {}, which is lost: {}{}",
                                                    NameOfPending(), peers_.rank, rank, status.error().message, hint)});
   }
+}
+
+// A rank that stores its message itself may die before it tells us that it has: the message is here, and its immediate
+// never comes. Nobody can say whose is missing as long as another rank's message is.
+bool Channel::IsUntold() {
+  for (int32_t rank = 0; rank < config_.layout.shape.ranks; ++rank) {
+    if (rank != peers_.rank && !config_.IsAbsent(rank) && !HasMessageOf(rank)) return false;
+  }
+  const int64_t now_ns = group_->clock().NowNs();
+  if (untold_.exchange != exchanges_ + 1) untold_ = {exchanges_ + 1, now_ns};
+  return now_ns - untold_.since_ns >= kUntoldMessageUs * 1000;
 }
 
 bool Channel::HasMessageOf(int32_t rank) const {
@@ -84,7 +104,11 @@ Error Channel::NameAbsentRanks(const Error& cause) const {
     absent += fmt::format("{}{}", absent.empty() ? "" : ", ", rank);
     ++count;
   }
-  if (count == 0) return cause;
+  if (count == 0) {
+    return Error{cause.code, fmt::format("{}: rank {} waited {} s. All messages are here, and a rank has not told that "
+                                         "its is complete. {}",
+                                         NameOfCurrent(), peers_.rank, config_.timeout_us * 1e-6, cause.message)};
+  }
   return Error{cause.code, fmt::format("{}: rank {} waited {} s for rank(s) {}; {} of {} ranks came. {}",
                                        NameOfCurrent(), peers_.rank, config_.timeout_us * 1e-6, absent,
                                        config_.PresentRanks() - count, config_.PresentRanks(), cause.message)};

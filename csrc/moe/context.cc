@@ -160,6 +160,15 @@ int32_t Context::mapped_peers() const {
   return count;
 }
 
+std::vector<int32_t> Context::LostRanks() const {
+  std::vector<int32_t> lost;
+  for (int32_t rank = 0; rank < config_.layout.shape.ranks; ++rank) {
+    if (rank == table_.rank || config_.IsAbsent(rank) || group_->PeerStatus(table_.peers[rank].handle)) continue;
+    lost.push_back(rank);
+  }
+  return lost;
+}
+
 const Error* Context::error() const {
   for (const auto& channel : channels_) {
     if (const Error* error = channel->error(); error != nullptr) return error;

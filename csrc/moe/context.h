@@ -36,6 +36,9 @@ class Context {
   // How many peers are reached by stores into their memory, not by writes; this rank counts.
   int32_t mapped_peers() const;
 
+  // Ranks whose peers are lost: dead, or closed.
+  std::vector<int32_t> LostRanks() const;
+
   // From any thread: the error that ended one of the channels, or null.
   const Error* error() const;
 

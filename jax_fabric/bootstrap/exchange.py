@@ -7,6 +7,8 @@ import time
 from typing import Any
 
 _PART_S = 0.2
+# For what is known to be there.
+_FETCH_S = 10.0
 
 
 class Bootstrap(abc.ABC):
@@ -15,6 +17,10 @@ class Bootstrap(abc.ABC):
     @abc.abstractmethod
     def publish(self, key: str, blob: bytes) -> None:
         """Makes a blob known to all processes; each key once."""
+
+    @abc.abstractmethod
+    def publish_first(self, key: str, blob: bytes) -> bytes:
+        """Publishes a blob unless another process did before; returns the one that counts."""
 
     @abc.abstractmethod
     def fetch(self, key: str, timeout_s: float) -> bytes:
@@ -36,6 +42,10 @@ class LocalBootstrap(Bootstrap):
         """See Bootstrap."""
         self._blobs[key] = blob
 
+    def publish_first(self, key: str, blob: bytes) -> bytes:
+        """See Bootstrap."""
+        return self._blobs.setdefault(key, blob)
+
     def fetch(self, key: str, timeout_s: float) -> bytes:
         """See Bootstrap."""
         del timeout_s
@@ -54,6 +64,15 @@ class JaxDistributedBootstrap(Bootstrap):
     def publish(self, key: str, blob: bytes) -> None:
         """See Bootstrap."""
         self._client.key_value_set_bytes(key, blob)
+
+    def publish_first(self, key: str, blob: bytes) -> bytes:
+        """See Bootstrap."""
+        try:
+            self._client.key_value_set_bytes(key, blob, allow_overwrite=False)
+        except Exception as error:
+            if "ALREADY_EXISTS" not in str(error):
+                raise
+        return self.fetch(key, _FETCH_S)
 
     def fetch(self, key: str, timeout_s: float) -> bytes:
         """See Bootstrap."""

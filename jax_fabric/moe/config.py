@@ -162,8 +162,10 @@ class ExpertParallelConfig:
         """Rounds that a call takes at most, however its rows are routed."""
         return -(-self.max_tokens // self.private_tokens)
 
-    def native(self, rank: int) -> _core.MoeConfig:
-        """The same for the engine, as seen from one rank."""
+    def native(
+        self, rank: int, *, membership_epoch: int = 0, absent: Sequence[bool] = ()
+    ) -> _core.MoeConfig:
+        """The same for the engine, as seen from one rank, and who takes part."""
         return _core.MoeConfig(
             ranks=self.num_ranks,
             rank=rank,
@@ -179,6 +181,8 @@ class ExpertParallelConfig:
             channels=self.channels,
             timeout_us=int(self.timeout_s * 1e6),
             drop_overflow=self.on_overflow == "drop",
+            membership_epoch=membership_epoch,
+            absent=[int(each) for each in absent],
         )
 
     def memory_bytes(self) -> int:

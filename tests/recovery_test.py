@@ -15,7 +15,6 @@ import jax_fabric as jf
 from jax_fabric.bootstrap import LocalBootstrap, membership
 from jax_fabric.testing import launch
 
-
 SEEDS = (1, 2)
 
 

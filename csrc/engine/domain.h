@@ -10,6 +10,9 @@
 //  3. Nothing about order, between writes or between immediates.
 //  4. Post* may answer kAgain; it never blocks and never drops.
 //  5. A zero-length write with an immediate is legal and carries a valid remote key.
+//  6. Once a peer's state is kRemoved, nothing lands in this domain's memory any more that the peer sends over the
+//     connection which it had then: it fails there, and the peer loses this domain. Whoever is added anew writes anew.
+//     (Stores through MapRemote are not posted.)
 //
 // Threads: a Domain is driven by one thread (its worker). RegisterMemory, DeregisterMemory, address, limits and
 // MapRemote may be called from any thread; everything else only from the driving thread.
@@ -150,7 +153,8 @@ class Domain {
   // twice gives the same id.
   virtual Result<PeerId> AddPeer(ByteView address) = 0;
   virtual PeerState peer_state(PeerId peer) const = 0;
-  // Everything posted to the peer completes with an error; then the state is kRemoved.
+  // Everything posted to the peer completes with an error; then the state is kRemoved, at once or as soon as the peer
+  // is not in the middle of a write any more.
   virtual void RemovePeer(PeerId peer) = 0;
 
   virtual PostResult PostWrite(const WriteRequest& request) = 0;

@@ -53,6 +53,43 @@ TEST_P(DomainConformance, RemovedPeerCompletesEverything) {
   Until("the write is there", [&] { return nodes_[1].immediates.size() > before; });
 }
 
+TEST_P(DomainConformance, NothingOfARemovedPeerLands) {
+  ASSERT_NO_FATAL_FAILURE(MakeNodes(2));
+  const uint64_t large = std::min<uint64_t>(8 << 20, GetParam().largest_write);
+  const Buffer source = MakeBuffer(1, large, Access::kLocalOnly, 0x11);
+  const Buffer target = MakeBuffer(0, large);
+  std::vector<WriteRequest> writes;
+  for (uint32_t i = 0; i < 16; ++i) {
+    writes.push_back(MakeWrite(1, 0, source, target, i % 2 == 0 ? large : 64, 0, 0, i));
+    writes.back().context = i;
+  }
+  Post(1, writes);
+  nodes_[0]->RemovePeer(nodes_[0].peers[1]);
+  Until("it is removed", [&] { return nodes_[0]->State(nodes_[0].peers[1]) == PeerState::kRemoved; });
+  nodes_[0]->FillByte(target.address, large, 0xee);
+  UntilComplete();
+  // The memory is this domain's again, whatever the other one still tries.
+  const PostOutcome late = nodes_[1]->PostWrites({writes.data(), 2});
+  nodes_[1].posted += late.posted;
+  UntilComplete();
+  PollForMore();
+  EXPECT_EQ(nodes_[0]->CheckByte(target.address, large, 0xee), kNoMismatch);
+  Until("the other one has lost it", [&] { return nodes_[1]->State(nodes_[1].peers[0]) == PeerState::kFailed; });
+  // Whoever connects anew writes anew.
+  nodes_[1]->RemovePeer(nodes_[1].peers[0]);
+  ASSERT_NO_FATAL_FAILURE(Connect(0, 1));
+  ASSERT_NO_FATAL_FAILURE(Connect(1, 0));
+  Until("both are ready again", [&] {
+    return nodes_[0]->State(nodes_[0].peers[1]) == PeerState::kReady &&
+           nodes_[1]->State(nodes_[1].peers[0]) == PeerState::kReady;
+  });
+  const size_t before = nodes_[0].immediates.size();
+  const WriteRequest again = MakeWrite(1, 0, source, target, 64, 0, 0, 1000);
+  Post(1, {&again, 1});
+  Until("the write is there", [&] { return nodes_[0].immediates.size() > before; });
+  EXPECT_EQ(nodes_[0]->CheckByte(target.address, 64, 0x11), kNoMismatch);
+}
+
 TEST_P(DomainConformance, DeadPeerFailsOnceAndHarmsNobodyElse) {
   if (!GetParam().notices_death) GTEST_SKIP() << "this transport has heartbeats above it";
   ASSERT_NO_FATAL_FAILURE(MakeNodes(3));

@@ -74,6 +74,12 @@ bool LaneReader::HasMessageAfterArming() const {
          SlotIsFull(messages_[messages_taken_ % slots].load(std::memory_order_seq_cst), messages_taken_, slots);
 }
 
+bool LaneReader::SenderIsInside() const {
+  // Seq_cst (which is acquire too): see LaneWriter::EnterRegion; pairs with the release in LeaveRegion as well.
+  return header_->refused.load(std::memory_order_relaxed) != 0 &&
+         header_->target.load(std::memory_order_seq_cst) != 0 && !Closing();
+}
+
 bool LaneReader::Closing() const {
   // Acquire, with the release in ~LaneWriter: every slot it filled is visible after this.
   return abandoned || LaneOwnerState(owner_->load(std::memory_order_acquire)) == LaneState::kClosing;

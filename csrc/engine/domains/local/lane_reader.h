@@ -42,6 +42,10 @@ class LaneReader {
   bool HasImmediateAfterArming() const;
   bool HasMessageAfterArming() const;
 
+  // The sender enters no region any more; what it is in the middle of goes on. Then whether there is such a thing.
+  void Refuse() { header_->refused.store(1, std::memory_order_seq_cst); }
+  bool SenderIsInside() const;
+
   // Whether the sender has given the lane up (or is dead), so that it can be freed once Take* finds nothing.
   bool Closing() const;
   // The lane may be claimed again from here on; the reader is not to be used any more.

@@ -21,6 +21,7 @@ Result<std::unique_ptr<LaneWriter>> LaneWriter::Claim(std::shared_ptr<Mailbox> m
     lane.owner_start_time.store(self.start_time, std::memory_order_relaxed);
     lane.owner_incarnation.store(incarnation, std::memory_order_relaxed);
     lane.target.store(0, std::memory_order_relaxed);
+    lane.refused.store(0, std::memory_order_relaxed);
     // Release, with the acquire in LaneReader::Open: who owns it is seen with the state.
     owner.store(LaneOwner(LaneState::kActive, self.pid), std::memory_order_release);
     // Seq_cst: part of the Dekker pairing described at Mailbox::RingIfArmed, before the first slot is filled.
@@ -95,10 +96,13 @@ void LaneWriter::PushMessage(const void* source, uint64_t length) {
 }
 
 bool LaneWriter::EnterRegion(uint32_t index, uint64_t key) {
-  // Dekker with RegionTable::Remove (stores key, loads target), all seq_cst: either it sees our target and waits for
-  // LeaveRegion, or we see that the key is gone.
+  // Dekker with RegionTable::Remove (stores key, loads target) and LaneReader (Refuse, then SenderIsInside), all
+  // seq_cst: either they see our target and wait for LeaveRegion, or we see that the key is gone or we are refused.
   header_.target.store(uint64_t{index} + 1, std::memory_order_seq_cst);
-  if (mailbox_->region(index).key.load(std::memory_order_seq_cst) == key) return true;
+  if (mailbox_->region(index).key.load(std::memory_order_seq_cst) == key &&
+      header_.refused.load(std::memory_order_seq_cst) == 0) {
+    return true;
+  }
   LeaveRegion();
   return false;
 }

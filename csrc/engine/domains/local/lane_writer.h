@@ -30,9 +30,10 @@ class LaneWriter {
   bool HasMessageRoom(uint64_t length);
   void PushMessage(const void* source, uint64_t length);
 
-  // While a region is entered its owner does not finish to deregister it. False: the key is not (any more) that of
-  // the region; nothing was entered.
+  // While a region is entered its owner does not finish to deregister it, nor to remove this domain. False: the key is
+  // not (any more) that of the region, or this domain is refused; nothing was entered.
   bool EnterRegion(uint32_t index, uint64_t key);
+  bool refused() const { return header_.refused.load(std::memory_order_relaxed) != 0; }
   void LeaveRegion();
 
  private:

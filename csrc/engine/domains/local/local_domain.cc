@@ -167,7 +167,17 @@ PeerId LocalDomain::KnownPeer(uint64_t incarnation) const {
 
 PeerState LocalDomain::peer_state(PeerId peer) const {
   const LocalPeer* found = FindPeer(peer);
-  return found == nullptr ? PeerState::kRemoved : found->state();
+  if (found == nullptr) return PeerState::kRemoved;
+  const PeerState state = found->state();
+  return state == PeerState::kRemoved && IsInside(*found) ? PeerState::kFailed : state;
+}
+
+bool LocalDomain::IsInside(const LocalPeer& peer) const {
+  const ProcessIdentity& process = peer.address().process;
+  return std::any_of(lanes_.begin(), lanes_.end(), [&](const LaneReader& lane) {
+    return lane.sender_incarnation() == peer.address().incarnation && lane.SenderIsInside() &&
+           ProcessIsAlive(process.pid, process.start_time);
+  });
 }
 
 Result<PeerId> LocalDomain::AddPeer(ByteView bytes) {
@@ -221,6 +231,10 @@ void LocalDomain::RemovePeer(PeerId id) {
   AbortWrites(id, ErrorCode::kCancelled);
   last_error_ = fmt::format("{} was removed", peer->label());
   Unwatch(peer->pidfd());
+  RescanLanes();  // it may have opened one just now
+  for (LaneReader& lane : lanes_) {
+    if (lane.sender_incarnation() == peer->address().incarnation) lane.Refuse();
+  }
   ForgetLanesOf(*peer, false);
   peer_by_incarnation_.erase(peer->address().incarnation);
   peer->Disconnect(PeerState::kRemoved);

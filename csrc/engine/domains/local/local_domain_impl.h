@@ -95,6 +95,8 @@ class LocalDomain final : public Domain {
   void FailPeer(LocalPeer& peer, ErrorCode code, std::string why);
   void AbortWrites(PeerId peer, ErrorCode code);
   bool IsStarved();
+  // Whether the peer, removed, is still in the middle of a write to this domain.
+  bool IsInside(const LocalPeer& peer) const;
   LocalPeer* FindPeer(PeerId peer) const;
   PeerId KnownPeer(uint64_t incarnation) const;
   void ForgetLanesOf(const LocalPeer& peer, bool process_is_dead);

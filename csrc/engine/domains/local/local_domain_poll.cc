@@ -196,8 +196,9 @@ void LocalDomain::Housekeep() {
   next_housekeeping_ns_ = now + kHousekeepingNs;
   HandleEvents();
   for (size_t i = live_.size(); i-- > 0;) {  // backwards: FailPeer takes it out
-    if (live_[i]->state() == PeerState::kReady && live_[i]->closed()) {
-      FailPeer(*live_[i], ErrorCode::kUnavailable, "its domain was closed");
+    if (live_[i]->state() != PeerState::kReady) continue;
+    if (live_[i]->closed() || live_[i]->lane().refused()) {
+      FailPeer(*live_[i], ErrorCode::kUnavailable, std::string(live_[i]->WhyLost()));
     }
   }
   for (size_t i = 0; i < lanes_.size(); ++i) {

@@ -59,7 +59,7 @@ PostResult LocalDomain::PostWrite(const WriteRequest& request) {
   Error error;
   switch (peer.Enter(request.remote_key, request.remote_address, request.length, error)) {
     case LocalPeer::Entered::kRefused:
-      if (error.code == ErrorCode::kUnavailable) FailPeer(peer, error.code, "its domain was closed");
+      if (error.code == ErrorCode::kUnavailable) FailPeer(peer, error.code, std::string(peer.WhyLost()));
       return Reject(std::move(error));
     case LocalPeer::Entered::kNotYet:
       return Defer(request);
@@ -102,7 +102,10 @@ PostResult LocalDomain::PostPages(const PagesRequest& request, uint32_t& posted)
   Error error;
   const auto entered =
       peer.Enter(request.remote_key, request.remote_address + request.target_offsets[0], request.length, error);
-  if (entered == LocalPeer::Entered::kRefused) return Reject(std::move(error));
+  if (entered == LocalPeer::Entered::kRefused) {
+    if (error.code == ErrorCode::kUnavailable) FailPeer(peer, error.code, std::string(peer.WhyLost()));
+    return Reject(std::move(error));
+  }
   if (entered == LocalPeer::Entered::kNotYet) return Domain::PostPages(request, posted);
   if (!regions_.Hold(request.local_key)) {
     peer.Leave();

@@ -92,6 +92,10 @@ void LocalPeer::Disconnect(PeerState state) {
 LocalPeer::Entered LocalPeer::Enter(uint64_t key, uint64_t address, uint64_t length, Error& error) {
   const uint32_t index = KeyIndex(key);
   if (key == 0 || index >= mailbox_->geometry().regions || !lane_->EnterRegion(index, key)) {
+    if (lane_->refused()) {
+      error = {ErrorCode::kUnavailable, fmt::format("{} is lost: it has removed this domain", label_)};
+      return Entered::kRefused;
+    }
     // A domain that goes says so before it takes its regions away: not the key was wrong.
     if (closed()) {
       error = {ErrorCode::kUnavailable, fmt::format("{} is lost: its domain was closed", label_)};

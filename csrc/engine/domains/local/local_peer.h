@@ -38,6 +38,8 @@ class LocalPeer {
   PeerState state() const { return state_.load(std::memory_order_acquire); }
   bool same_process() const { return same_process_; }
   bool closed() const { return mailbox_->closed(); }
+  // Once it is closed, or refuses us.
+  std::string_view WhyLost() const { return closed() ? "its domain was closed" : "it has removed this domain"; }
   uint64_t max_message_bytes() const { return mailbox_->geometry().max_message_bytes; }
   LaneWriter& lane() { return *lane_; }
   // Readable when the peer's process is dead; -1 without.

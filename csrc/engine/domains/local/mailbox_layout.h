@@ -16,7 +16,7 @@
 
 namespace jax_fabric::local {
 
-inline constexpr uint64_t kMailboxMagic = 0x31584f424c41464aull;  // "JFALBOX1"
+inline constexpr uint64_t kMailboxMagic = 0x32584f424c41464aull;  // "JFALBOX2"
 inline constexpr uint64_t kCacheLine = 64;
 inline constexpr uint64_t kPage = 4096;
 
@@ -65,6 +65,7 @@ constexpr uint32_t LaneOwnerPid(uint64_t owner) { return static_cast<uint32_t>(o
 struct LaneHeader {
   alignas(kCacheLine) std::atomic<uint64_t> owner_start_time;  // of the sender's process; constant while kActive
   std::atomic<uint64_t> owner_incarnation;                     // of the sender's domain; constant while kActive
+  std::atomic<uint32_t> refused;  // 1: the receiver has removed the sender, who writes to no region any more
   // Hazard pointer: index + 1 of the region the sender is writing to, else 0. Written by the sender.
   alignas(kCacheLine) std::atomic<uint64_t> target;
   // Positions up to which the receiver has taken things out. They outlive a sender: the next one starts there.

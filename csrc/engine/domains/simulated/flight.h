@@ -21,6 +21,7 @@ struct Flight {
   bool silent = false;
   bool completed = false;  // the sender knows how it ended
   bool landing_late = false;
+  bool refused = false;  // the target has removed its source as a peer
   Failure failure = Failure::kNone;
   ErrorCode failure_code = ErrorCode::kOk;
   uint64_t segments = 0;  // that are still to land

@@ -32,6 +32,8 @@ SimulatedDomain::SimulatedDomain(SimulatedNetwork& network, SimulatedDomainOptio
   writer.U32(index_);
   writer.U64(incarnation_);
   address_ = SealFrame(kMagic, kVersion, writer.bytes());
+  // Whoever knows the address may connect: there is nothing to get ready.
+  answerer_.emplace(incarnation_, [](const HandshakeDatagram&) { return Bytes(); });
 }
 
 SimulatedDomain::~SimulatedDomain() {
@@ -126,6 +128,8 @@ void SimulatedDomain::RemovePeer(PeerId peer) {
   const Lock lock(network_.mutex_);
   peers_[peer].state = PeerState::kRemoved;
   peers_[peer].cause = "the peer was removed";
+  network_.Disconnect(peers_[peer].domain, index_);
+  answerer_->Forget(peers_[peer].incarnation);
   network_.FailFlights(index_, peer, ErrorCode::kUnavailable, peers_[peer].cause);
 }
 
@@ -207,6 +211,7 @@ PostResult SimulatedDomain::Take(const WriteRequest& request, bool is_send) {
   flight.target = peer.domain;
   flight.request = request;
   flight.is_send = is_send;
+  flight.refused = peer.refused;
   flight.silent = faults.silent.contains(request.peer);
   if (faults.fail_post >= 0 && faults.fail_post-- == 0) {
     flight.failure = static_cast<Flight::Failure>(1 + network_.UpTo(2));

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "csrc/engine/domain.h"
 #include "csrc/engine/domains/simulated/simulated_network.h"
 #include "csrc/engine/domains/simulated/simulation_options.h"
+#include "csrc/engine/handshake.h"
 
 namespace jax_fabric::simulated {
 
@@ -58,7 +60,9 @@ class SimulatedDomain final : public Domain {
     uint32_t domain = 0;
     uint64_t incarnation = 0;
     PeerState state = PeerState::kConnecting;
-    std::string cause;  // why posts are rejected when it is not ready
+    std::optional<HandshakeCaller> handshake;
+    bool refused = false;  // the other side has removed this one
+    std::string cause;     // why posts are rejected when it is not ready
   };
 
   PostResult Take(const WriteRequest& request, bool is_send);
@@ -79,6 +83,7 @@ class SimulatedDomain final : public Domain {
   uint32_t index_ = 0;
   uint64_t incarnation_ = 0;
   Bytes address_;
+  std::optional<HandshakeAnswerer> answerer_;
   uint64_t next_key_ = 1;
   uint64_t key_salt_ = 0;
   std::map<uint64_t, Region> regions_;  // by key, local and remote the same

@@ -113,6 +113,8 @@ void SimulatedNetwork::Run(const Event& event) {
     }
     case Event::Kind::kHandshake:
       return OnHandshake(event);
+    case Event::Kind::kDatagram:
+      return OnDatagram(event);
     case Event::Kind::kLease:
       return OnLease(event);
   }
@@ -134,8 +136,8 @@ void SimulatedNetwork::Launch(Flight flight) {
   if (launched.silent) return;
   const SimulatedFaults& faults = Find(launched.source)->faults();
   // Success is a promise: what will be refused is not reported early.
-  const bool early = launched.failure == Flight::Failure::kNone && Chance(faults.early_completion_probability) &&
-                     WillBeTaken(launched);
+  const bool early = launched.failure == Flight::Failure::kNone && !launched.refused &&
+                     Chance(faults.early_completion_probability) && WillBeTaken(launched);
   // A message is the NIC's own from the start; a write's source is read when it travels.
   if (early || launched.is_send) {
     const auto* data = static_cast<const std::byte*>(launched.request.source);
@@ -224,6 +226,7 @@ void SimulatedNetwork::SendAgain(const Event& event, Flight& flight) {
 void SimulatedNetwork::OnSegment(const Event& event) {
   Flight& flight = flights_[event.place];
   if (flight.id != event.flight) return;
+  if (flight.refused) return Refuse(flight);
   if (Lost(flight)) return SendAgain(event, flight);
   SimulatedDomain& to = *Find(flight.target);
   if (flight.is_send && to.messages_.size() >= kMaxWaitingMessages) {
@@ -231,12 +234,29 @@ void SimulatedNetwork::OnSegment(const Event& event) {
     again.at_ns = clock_.NowNs() + 1'000;
     return Schedule(again);
   }
-  if (flight.failure == Flight::Failure::kBefore ||
-      (flight.failure == Flight::Failure::kMidway && Chance(1.0 / static_cast<double>(flight.segments)))) {
-    return End(flight, flight.failure_code, "failed on request");
+  if (!flight.completed &&
+      (flight.failure == Flight::Failure::kBefore ||
+       (flight.failure == Flight::Failure::kMidway && Chance(1.0 / static_cast<double>(flight.segments))))) {
+    KeepForLateLanding(flight);
+    End(flight, flight.failure_code, "failed on request");
+    if (!flight.landing_late) return;
+    Event late = event;
+    late.at_ns = clock_.NowNs() + UpTo(20 * Find(flight.source)->faults().retransmit_ns);
+    return Schedule(late);
   }
   if (!Land(event, flight) || --flight.segments > 0) return;
   Arrive(flight);
+}
+
+void SimulatedNetwork::Refuse(Flight& flight) {
+  // A success that was told too early: what lands later is no business of the sender's.
+  if (flight.completed) return Release(flight);
+  SimulatedDomain& from = *Find(flight.source);
+  const PeerId peer = flight.request.peer;
+  const std::string cause = "refused: the peer has removed this domain";
+  End(flight, ErrorCode::kUnavailable, cause);
+  // As where the other end of a connection is gone.
+  from.LosePeer(peer, ErrorCode::kUnavailable, cause);
 }
 
 bool SimulatedNetwork::Land(const Event& event, Flight& flight) {
@@ -316,14 +336,26 @@ void SimulatedNetwork::Release(Flight& flight) {
 void SimulatedNetwork::FailFlights(uint32_t domain, PeerId peer, ErrorCode code, const std::string& cause) {
   for (Flight& flight : flights_) {
     if (flight.id == 0 || flight.source != domain || flight.request.peer != peer || flight.completed) continue;
-    SimulatedDomain& from = *Find(domain);
-    // What left the NIC before may still land; whoever gets the error must reckon with it.
-    if (!flight.silent && !flight.is_send && flight.copy.empty() && from.faults().late_landing_probability > 0) {
-      const auto* data = static_cast<const std::byte*>(flight.request.source);
-      flight.copy.assign(data, data + flight.request.length);
-    }
+    KeepForLateLanding(flight);
     End(flight, code, cause);
   }
+}
+
+void SimulatedNetwork::KeepForLateLanding(Flight& flight) {
+  // What left the NIC before may still land; whoever gets the error must reckon with it.
+  if (flight.silent || flight.is_send || !flight.copy.empty()) return;
+  if (Find(flight.source)->faults().late_landing_probability == 0) return;
+  const auto* data = static_cast<const std::byte*>(flight.request.source);
+  flight.copy.assign(data, data + flight.request.length);
+}
+
+void SimulatedNetwork::Disconnect(uint32_t source, uint32_t target) {
+  for (Flight& flight : flights_) {
+    if (flight.id != 0 && flight.source == source && flight.target == target) flight.refused = true;
+  }
+  SimulatedDomain* from = Find(source);
+  if (from == nullptr) return;
+  for (SimulatedDomain::Peer& peer : from->peers_) peer.refused |= peer.domain == target;
 }
 
 bool SimulatedNetwork::UsesKey(uint32_t domain, uint64_t local_key) const {
@@ -334,39 +366,6 @@ bool SimulatedNetwork::UsesKey(uint32_t domain, uint64_t local_key) const {
 }
 
 // --- peers
-
-void SimulatedNetwork::StartHandshake(uint32_t domain, PeerId peer) {
-  const SimulatedDomain& from = *Find(domain);
-  Event event;
-  event.at_ns = clock_.NowNs() + 2 * from.options_.nic.handshake_ns + UpTo(from.options_.nic.jitter_ns);
-  event.kind = Event::Kind::kHandshake;
-  event.place = domain;
-  event.flight = peer;
-  Schedule(event);
-}
-
-void SimulatedNetwork::OnHandshake(const Event& event) {
-  SimulatedDomain* from = Find(event.place);
-  const auto peer_id = static_cast<PeerId>(event.flight);
-  if (from == nullptr || from->peers_[peer_id].state != PeerState::kConnecting) return;
-  SimulatedDomain::Peer& peer = from->peers_[peer_id];
-  const SimulatedDomain* to = Find(peer.domain);
-  const double loss = from->faults().handshake_loss_probability;
-  const bool answered = to != nullptr && !cut_links_.contains(Link(event.place, peer.domain)) && !Chance(loss) &&
-                        !Chance(loss) && !from->faults().never_ready.contains(peer_id);
-  if (answered && to->incarnation_ == peer.incarnation) {
-    peer.state = PeerState::kReady;
-    return;
-  }
-  if (to == nullptr || event.attempts >= from->faults().retries) {
-    if (from->faults().never_ready.contains(peer_id)) return;
-    return from->LosePeer(peer_id, ErrorCode::kUnavailable, "nobody at this address");
-  }
-  Event again = event;
-  ++again.attempts;
-  again.at_ns = clock_.NowNs() + std::max<int64_t>(1, from->faults().retransmit_ns);
-  Schedule(again);
-}
 
 void SimulatedNetwork::OnLease(const Event& event) {
   SimulatedDomain* domain = Find(event.place);

@@ -14,12 +14,14 @@
 #include <random>
 #include <set>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "csrc/base/clock.h"
 #include "csrc/engine/domains/simulated/flight.h"
 #include "csrc/engine/domains/simulated/simulation_options.h"
+#include "csrc/engine/handshake.h"
 
 namespace jax_fabric::simulated {
 
@@ -66,12 +68,12 @@ class SimulatedNetwork {
   friend class SimulatedDomain;
 
   struct Event {
-    enum class Kind : uint8_t { kSegment, kComplete, kHandshake, kLease };
+    enum class Kind : uint8_t { kSegment, kComplete, kHandshake, kDatagram, kLease };
     int64_t at_ns = 0;
     uint64_t order = 0;  // of events at the same time: random, then as they came
     Kind kind = Kind::kSegment;
     uint32_t place = 0;   // of the flight; kHandshake, kLease: the domain
-    uint64_t flight = 0;  // its id; kHandshake, kLease: the peer
+    uint64_t flight = 0;  // its id; kHandshake, kLease: the peer; kDatagram: its number
     uint64_t offset = 0;
     uint64_t length = 0;
     int attempts = 0;
@@ -87,9 +89,17 @@ class SimulatedNetwork {
   SimulatedDomain* Find(uint32_t index) const { return index < domains_.size() ? domains_[index] : nullptr; }
   void Launch(Flight flight);
   bool WillBeTaken(const Flight& flight) const;
+  // simulated_handshake.cc
   void StartHandshake(uint32_t domain, PeerId peer);
+  void SendDatagram(uint32_t source, uint32_t target, const HandshakeDatagram& datagram);
+  void OnHandshake(const Event& event);
+  void OnDatagram(const Event& event);
+  void OnAnswer(SimulatedDomain& caller, const HandshakeDatagram& datagram);
+
   // Ends all flights of the domain to the peer with an error.
   void FailFlights(uint32_t domain, PeerId peer, ErrorCode code, const std::string& cause);
+  // What the source has sent or sends over the connection to the target does not arrive any more.
+  void Disconnect(uint32_t source, uint32_t target);
   bool UsesKey(uint32_t domain, uint64_t local_key) const;
   bool Chance(double probability) { return probability > 0 && std::bernoulli_distribution(probability)(random_); }
   int64_t UpTo(int64_t most) { return most <= 0 ? 0 : std::uniform_int_distribution<int64_t>(0, most)(random_); }
@@ -98,12 +108,14 @@ class SimulatedNetwork {
   void HoldBack(const Event& event);
   void Run(const Event& event);
   void OnSegment(const Event& event);
-  void OnHandshake(const Event& event);
   void OnLease(const Event& event);
   bool Lost(const Flight& flight);
   void SendAgain(const Event& event, Flight& flight);
   // False: the flight has failed.
   bool Land(const Event& event, Flight& flight);
+  void Refuse(Flight& flight);
+  // Before it ends with an error.
+  void KeepForLateLanding(Flight& flight);
   void Arrive(Flight& flight);
   void End(Flight& flight, ErrorCode code, const std::string& cause);
   void Release(Flight& flight);
@@ -117,6 +129,13 @@ class SimulatedNetwork {
   std::vector<SimulatedDomain*> domains_;  // null: gone
   std::vector<Flight> flights_;
   std::vector<uint32_t> free_places_;
+  struct Datagram {
+    uint32_t source = 0;
+    uint32_t target = 0;
+    Bytes bytes;
+  };
+  std::unordered_map<uint64_t, Datagram> datagrams_;  // on their way, by number
+  uint64_t next_datagram_ = 1;
   uint64_t next_flight_ = 1;
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
   std::set<std::pair<uint32_t, uint32_t>> cut_links_;

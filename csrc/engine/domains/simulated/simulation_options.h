@@ -30,6 +30,7 @@ struct SimulatedFaults {
   double early_completion_probability = 0;  // the sender's success comes long before the payload is there
   double drop_completion_probability = 0;   // the sender never hears; the write takes place
   double handshake_loss_probability = 0;    // of a hello or its answer
+  double handshake_double_probability = 0;  // they come twice
   // A failed write's segments that are on their way may land after the sender knows that it has failed.
   double late_landing_probability = 0;
 

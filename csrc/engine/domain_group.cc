@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "csrc/engine/descriptor.h"
+#include "csrc/engine/grant_protocol.h"
 #include "csrc/engine/group_driver.h"
 #include "csrc/engine/message_pool.h"
 #include "csrc/engine/peer_table.h"
@@ -35,6 +36,9 @@ DomainGroup::DomainGroup(GroupOptions options, uint64_t incarnation, const Clock
   messages_ = std::make_unique<MessagePool>(callback_executor, options.send_slots, message_bytes);
   driver_ = std::make_unique<GroupDriver>(std::move(options.name), std::move(options.domains), clock, waker, hub);
   peers_ = std::make_unique<PeerTable>();
+  grants_ = std::make_unique<GrantProtocol>(*this, *driver_, *peers_);
+  driver_->SetGrants(grants_.get());
+  messages_->SetFilter(grants_.get());
   registrations_ = std::make_unique<RegistrationCache>(driver_->domains());
   planner_ = std::make_unique<RequestPlanner>(*peers_, *registrations_, static_cast<uint32_t>(nic_count()));
   submissions_ = std::make_unique<SubmissionPool>(*driver_, callback_executor, options.max_requests);
@@ -223,6 +227,55 @@ Result<uint64_t> DomainGroup::ScatterImmediates(PeerHandle handle, uint64_t max_
   return PartCount(max_length, static_cast<uint32_t>(nic_count()), peer->part_limit, Spread::kOneNic);
 }
 
+// --- grants
+
+Status DomainGroup::CheckGrants(const char* what) const {
+  JF_RETURN_IF_ERROR(CheckAccepting(what));
+  if (messages_->receiving()) return {};
+  return MakeError(ErrorCode::kFailedPrecondition,
+                   "group '{}': {}: grants are taken back by messages: call ReceiveMessages first", name(), what);
+}
+
+Status DomainGroup::CheckGrant(const char* what, const RequestOptions& options, PeerHandle peer, PeerHandle first,
+                               std::optional<uint32_t> immediate) const {
+  if (!options.grant) return {};
+  JF_RETURN_IF_ERROR(CheckGrants(what));
+  if (peer == first && immediate == options.grant->immediate) return {};
+  return MakeError(ErrorCode::kInvalidArgument,
+                   "group '{}': {} under grant {}: every write has to go to the peer that gave it and to bring its "
+                   "immediate, {}",
+                   name(), what, options.grant->id, options.grant->immediate);
+}
+
+Result<WriteGrant> DomainGroup::OpenGrant(PeerHandle writer, uint32_t immediate) {
+  JF_RETURN_IF_ERROR(CheckGrants("open grant"));
+  JF_RETURN_IF_ERROR(planner_->FindPeer(writer, "open grant"));
+  if (!driver_->imm_counter().IsOwned(immediate)) {
+    return MakeError(ErrorCode::kNotFound, "group '{}': open grant: immediate {} was not handed out by this group",
+                     name(), immediate);
+  }
+  return grants_->Open(writer, immediate);
+}
+
+Status DomainGroup::CloseGrant(const WriteGrant& grant) {
+  JF_RETURN_IF_ERROR(CheckGrants("close grant"));
+  grants_->Close(grant.id);
+  return {};
+}
+
+Status DomainGroup::RevokeGrant(const WriteGrant& grant, Deadline deadline, WorkerCallback callback) {
+  JF_RETURN_IF_ERROR(CheckGrants("revoke grant"));
+  grants_->Revoke(grant.id, deadline, callback);
+  return {};
+}
+
+Status DomainGroup::GiveUpGrant(PeerHandle owner, const WriteGrant& grant) {
+  JF_RETURN_IF_ERROR(CheckGrants("give up grant"));
+  JF_RETURN_IF_ERROR(planner_->FindPeer(owner, "give up grant"));
+  grants_->GiveUp(owner, grant);
+  return {};
+}
+
 // --- requests
 
 Result<std::unique_ptr<PreparedScatter>> DomainGroup::PrepareScatter(std::span<const ScatterEntry> entries) {
@@ -232,6 +285,7 @@ Result<std::unique_ptr<PreparedScatter>> DomainGroup::PrepareScatter(std::span<c
 Result<Transfer> DomainGroup::Write(const SingleWrite& write, RequestOptions options) {
   JF_RETURN_IF_ERROR(CheckAccepting("write"));
   JF_ASSIGN_OR_RETURN(const ShardedOperation::Write plan, planner_->Plan(write));
+  JF_RETURN_IF_ERROR(CheckGrant("write", options, write.peer, write.peer, write.immediate));
   JF_ASSIGN_OR_RETURN(Submission * submission, submissions_->Take(options));
   Transfer transfer(submission);
   submission->sharded.Reset("write", Operation::OnFailure::kWithdraw);
@@ -243,6 +297,7 @@ Result<Transfer> DomainGroup::Write(const SingleWrite& write, RequestOptions opt
 Result<Transfer> DomainGroup::WritePages(const PagedWrites& write, RequestOptions options) {
   JF_RETURN_IF_ERROR(CheckAccepting("paged write"));
   JF_ASSIGN_OR_RETURN(const PagedOperation::Plan plan, planner_->Plan(write));
+  JF_RETURN_IF_ERROR(CheckGrant("paged write", options, write.peer, write.peer, write.immediate));
   JF_ASSIGN_OR_RETURN(Submission * submission, submissions_->Take(options));
   Transfer transfer(submission);
   submission->paged.SetPlan(plan);
@@ -254,8 +309,12 @@ Result<Transfer> DomainGroup::Scatter(std::span<const ScatterEntry> entries, Req
   JF_RETURN_IF_ERROR(CheckAccepting("scatter"));
   JF_ASSIGN_OR_RETURN(Submission * submission, submissions_->Take(options));
   Transfer transfer(submission);
+  if (options.grant && entries.empty()) {
+    return MakeError(ErrorCode::kInvalidArgument, "group '{}': a scatter of nothing under a grant", name());
+  }
   submission->sharded.Reset("scatter", Operation::OnFailure::kContinue);
   for (size_t i = 0; i < entries.size(); ++i) {
+    JF_RETURN_IF_ERROR(CheckGrant("scatter", options, entries[i].peer, entries[0].peer, entries[i].immediate));
     JF_ASSIGN_OR_RETURN(const ShardedOperation::Write plan, planner_->Plan(entries[i], i));
     submission->sharded.Add(plan);
   }

@@ -25,6 +25,7 @@
 namespace jax_fabric {
 
 class Executor;
+class GrantProtocol;
 class GroupDriver;
 class MessagePool;
 class PeerTable;
@@ -84,6 +85,21 @@ class DomainGroup {
   Result<uint64_t> WriteImmediates(PeerHandle peer, uint64_t max_length) const;
   Result<uint64_t> ScatterImmediates(PeerHandle peer, uint64_t max_length) const;
 
+  // --- grants: leave to write, that can be taken back with proof that nothing lands any more. Both sides have to
+  // receive messages. What writers do without a grant is not held back.
+  // For the writer, which gets it along with the descriptor. `immediate` is one of this group's, for this grant alone.
+  Result<WriteGrant> OpenGrant(PeerHandle writer, uint32_t immediate);
+  // All that was expected has come: nothing needs to be taken back.
+  Status CloseGrant(const WriteGrant& grant);
+  // Calls back once: with null when nothing can land any more that was written under the grant, so that the memory may
+  // be used for something else; whoever expects its immediate has got kCancelled then. With kDeadlineExceeded when that
+  // is not certain yet, with kDataLoss when it will not be (a write failed at the writer): then the memory is in
+  // quarantine until another RevokeGrant says otherwise, or the peer was removed. A writer that is lost is removed.
+  Status RevokeGrant(const WriteGrant& grant, Deadline deadline, WorkerCallback callback);
+  // The writer's: what it writes under the grant ends with kCancelled, now and later; the owner is told once all has
+  // drained, and its expectation ends.
+  Status GiveUpGrant(PeerHandle owner, const WriteGrant& grant);
+
   // --- requests. What they refer to (descriptors, indices, messages) is copied; source memory is not, and must stay
   // as it is until the request has ended.
   Result<std::unique_ptr<PreparedScatter>> PrepareScatter(std::span<const ScatterEntry> entries);
@@ -104,12 +120,16 @@ class DomainGroup {
               Executor& callback_executor);
   GroupDriver& driver() { return *driver_; }
   Status CheckAccepting(const char* what) const;
+  Status CheckGrants(const char* what) const;
+  Status CheckGrant(const char* what, const RequestOptions& options, PeerHandle peer, PeerHandle first,
+                    std::optional<uint32_t> immediate) const;
 
   const uint64_t incarnation_;
   // In this order: a NIC may write into messages_ until the driver's domains are gone.
   std::unique_ptr<MessagePool> messages_;
   std::unique_ptr<GroupDriver> driver_;
   std::unique_ptr<PeerTable> peers_;
+  std::unique_ptr<GrantProtocol> grants_;
   std::unique_ptr<RegistrationCache> registrations_;
   std::unique_ptr<RequestPlanner> planner_;
   std::unique_ptr<SubmissionPool> submissions_;

@@ -4,6 +4,8 @@
 #include <limits>
 #include <utility>
 
+#include "csrc/engine/grant_protocol.h"
+
 namespace jax_fabric {
 namespace {
 
@@ -56,6 +58,7 @@ void GroupDriver::Detach() {
   detached_.store(true, std::memory_order_seq_cst);
   closed_ = true;
   imm_counter_.Close();
+  grants_->EndAll();
   deadlines_.ExpireAll([this](DeadlineNode* node) {
     Operation& operation = *static_cast<Operation*>(node);
     operation.Fail(ErrorCode::kCancelled, "the engine is closed");
@@ -73,6 +76,7 @@ bool GroupDriver::Step(int64_t now_ns) {
   busy |= PollCompletions();
   if (connecting_ != nullptr) busy |= PollConnecting();
   busy |= ExpireDeadlines(now_ns);
+  busy |= grants_->Step(now_ns);
   if (closed_) PublishQuiescence();
   return busy;
 }
@@ -95,7 +99,10 @@ void GroupDriver::Begin(Operation& operation) {
   ++operations_;
   if (closed_) {
     operation.Fail(ErrorCode::kCancelled, "the engine is closed");
-  } else {
+  } else if (operation.grant_) {
+    FailUnlessGranted(operation);
+  }
+  if (!operation.failed()) {
     deadlines_.Insert(&operation, operation.deadline_.at_ns);
     for (Stream& stream : operation.streams()) {
       if (stream.count > 0) PostFirst(stream);
@@ -103,6 +110,15 @@ void GroupDriver::Begin(Operation& operation) {
     }
   }
   SettleIfFinished(operation);
+}
+
+void GroupDriver::FailUnlessGranted(Operation& operation) {
+  const Peer& peer = *operation.streams().front().lane->peer;
+  const PeerState state = peer.state.load(std::memory_order_relaxed);         // this thread stores it
+  if (state != PeerState::kConnecting && state != PeerState::kReady) return;  // posting fails for that
+  operation.admitted_ = grants_->Admit(operation);
+  if (operation.admitted_) return;
+  operation.Fail(ErrorCode::kCancelled, fmt::format("{} took grant {} back", peer.label, operation.grant_->id));
 }
 
 void GroupDriver::PostFirst(Stream& stream) {
@@ -284,6 +300,7 @@ void GroupDriver::SettleIfFinished(Operation& operation) {
   if (!operation.finished()) return;
   DeadlineList::Remove(&operation);
   --operations_;
+  if (operation.admitted_) grants_->Retire(operation);
   if (operation.reported_) return operation.owner_->OnSettled(nullptr, Settlement::kDrained);
   if (!operation.failed()) return operation.owner_->OnSettled(nullptr, Settlement::kDone);
   const Error error = operation.Describe(name_);
@@ -305,8 +322,8 @@ void GroupDriver::Expire(Operation& operation) {
   operation.owner_->OnSettled(&error, Settlement::kReported);
 }
 
-void GroupDriver::BeginCancel(Operation& operation) {
-  operation.Fail(ErrorCode::kCancelled, "cancelled");
+void GroupDriver::BeginCancel(Operation& operation, std::string_view cause) {
+  operation.Fail(ErrorCode::kCancelled, std::string(cause));
   Withdraw(operation);
   SettleIfFinished(operation);
 }
@@ -375,6 +392,7 @@ void GroupDriver::FailPeer(Peer& peer, PeerState state, ErrorCode code, std::str
       SettleIfFinished(operation);
     }
   }
+  grants_->OnPeerLost(peer.handle);
   imm_counter_.CountPeerLoss();
   hub_.Notify();
 }
@@ -403,6 +421,7 @@ void GroupDriver::Close(Deadline deadline) {
     SettleIfFinished(operation);
   });
   for (Peer* peer : peers_) Remove(*peer);
+  grants_->EndAll();
 }
 
 void GroupDriver::PublishQuiescence() {
@@ -421,7 +440,7 @@ bool GroupDriver::CanSleep() const {
 }
 
 int64_t GroupDriver::earliest_deadline_ns() const {
-  return std::min(deadlines_.earliest_ns(), imm_counter_.earliest_deadline_ns());
+  return std::min({deadlines_.earliest_ns(), imm_counter_.earliest_deadline_ns(), grants_->next_ns()});
 }
 
 bool GroupDriver::ArmWait() {

@@ -27,6 +27,8 @@
 
 namespace jax_fabric {
 
+class GrantProtocol;
+
 // Sees the messages that come.
 class ReceiveHandler {
  public:
@@ -68,10 +70,12 @@ class GroupDriver {
   // See Domain::ArmWait.
   bool ArmWait();
   void SetReceiveHandler(ReceiveHandler* handler) { on_receive_ = handler; }
+  // Before the first step.
+  void SetGrants(GrantProtocol* grants) { grants_ = grants; }
 
   // --- worker only: what requests do when they start
   void Begin(Operation& operation);
-  void BeginCancel(Operation& operation);
+  void BeginCancel(Operation& operation, std::string_view cause = "cancelled");
   void Connect(Peer& peer);
   void Remove(Peer& peer);
   void Close(Deadline deadline);
@@ -98,6 +102,7 @@ class GroupDriver {
   void Withdraw(Operation& operation);
   void SettleIfFinished(Operation& operation);
   void Expire(Operation& operation);
+  void FailUnlessGranted(Operation& operation);
   void FailPeer(Peer& peer, PeerState state, ErrorCode code, std::string cause);
   void PublishQuiescence();
   void DrainDetached();
@@ -121,6 +126,7 @@ class GroupDriver {
   std::vector<Peer*> peers_;
   std::array<std::vector<Peer*>, kMaxNics> peers_by_id_;
   ReceiveHandler* on_receive_ = nullptr;
+  GrantProtocol* grants_ = nullptr;
   bool closed_ = false;
   Deadline close_deadline_;
 

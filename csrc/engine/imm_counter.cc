@@ -133,6 +133,7 @@ void ImmCounter::Count(uint32_t immediate, uint32_t times) {
   }
   ForgetFormerOwner(*slot);
   slot->unconsumed += times;
+  slot->seen.store(slot->seen.load(std::memory_order_relaxed) + times, std::memory_order_relaxed);
   if (slot->state.load(std::memory_order_relaxed) != kArmed) return;  // only this thread makes it kArmed
   if (slot->unconsumed < slot->expected) return;
   slot->unconsumed -= slot->expected;
@@ -181,6 +182,18 @@ void ImmCounter::Close() {
   for (DeadlineList* list : {&deadlines_, &ended_by_loss_}) {
     list->ExpireAll([this](DeadlineNode* node) { FinishCancelled(*static_cast<Slot*>(node)); });
   }
+}
+
+void ImmCounter::Abandon(uint32_t immediate) {
+  Slot* slot = Owned(immediate);
+  if (slot == nullptr) return;
+  Cancel(*slot);
+  slot->unconsumed = 0;
+}
+
+uint64_t ImmCounter::seen(uint32_t immediate) const {
+  const Slot* slot = Owned(immediate);
+  return slot == nullptr ? 0 : slot->seen.load(std::memory_order_relaxed);
 }
 
 uint64_t ImmCounter::unconsumed(uint32_t immediate) const {

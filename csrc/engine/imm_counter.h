@@ -44,6 +44,8 @@ class ImmCounter {
   // Acquire, partner: CountPeerLoss. Of the losses that are counted, the peers' states are visible.
   uint64_t peer_losses() const { return peer_losses_.load(std::memory_order_acquire); }
 
+  bool IsOwned(uint32_t immediate) const { return Owned(immediate) != nullptr; }
+
   // --- worker only
   // PrepareExpectation and the arming in one.
   Status Expect(uint32_t immediate, uint32_t count, Deadline deadline, WorkerCallback callback,
@@ -57,8 +59,12 @@ class ImmCounter {
   // Ends every armed expectation with kCancelled and every later one at once.
   void Close();
 
+  // Ends an expectation with kCancelled and forgets what was not consumed: nothing more comes.
+  void Abandon(uint32_t immediate);
   // Seen and not consumed by an expectation yet.
   uint64_t unconsumed(uint32_t immediate) const;
+  // Ever, whoever owned the id. Any thread: it may be too low, by what has just come.
+  uint64_t seen(uint32_t immediate) const;
   // Immediates whose id nobody owns: from a stale or a broken peer.
   uint64_t strays() const { return strays_.load(std::memory_order_relaxed); }
 
@@ -91,6 +97,7 @@ class ImmCounter {
     Deadline deadline;
     WorkerCallback callback;
     std::optional<uint64_t> losses_seen;
+    std::atomic<uint64_t> seen{0};    // relaxed: stored by the worker alone
     uint64_t unconsumed = 0;          // worker only
     uint32_t counted_generation = 0;  // worker only
     ImmCounter* counter = nullptr;

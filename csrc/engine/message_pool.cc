@@ -91,6 +91,7 @@ Status MessagePool::StartReceives(GroupDriver& driver, ReceiveOptions options) {
     };
     driver.Submit(&buffer);
   }
+  receiving_.store(true, std::memory_order_release);
   return {};
 }
 
@@ -109,8 +110,10 @@ void MessagePool::OnReceive(const Completion& completion, const Peer* peer) {
     // The buffer came back empty: the domain closes, or a peer broke off. Posting it again is all there is to do.
     return buffer.driver->Submit(&buffer);
   }
+  const ByteView message(buffer.data, std::min(completion.length, receive_.max_bytes));
+  if (filter_ != nullptr && filter_->Take(peer, message)) return buffer.driver->Submit(&buffer);
   buffer.peer = peer == nullptr ? Completion::kUnknownPeer : peer->handle;
-  buffer.length = std::min(completion.length, receive_.max_bytes);
+  buffer.length = message.size();
   executor_.Submit(&buffer.deliver);
 }
 

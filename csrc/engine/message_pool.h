@@ -19,6 +19,16 @@
 
 namespace jax_fabric {
 
+// Takes the engine's own messages out of those that come.
+class MessageFilter {
+ public:
+  // On the worker. True: the message was not the user's. `peer` as in ReceiveHandler.
+  virtual bool Take(const Peer* peer, ByteView message) = 0;
+
+ protected:
+  ~MessageFilter() = default;
+};
+
 // The first NIC only. Has to outlive the driver: a NIC may write into a posted buffer until its domain is gone.
 class MessagePool final : public ReceiveHandler {
  public:
@@ -39,6 +49,9 @@ class MessagePool final : public ReceiveHandler {
 
   // --- receives: once
   Status StartReceives(GroupDriver& driver, ReceiveOptions options);
+  bool receiving() const { return receiving_.load(std::memory_order_acquire); }
+  // Before the first step.
+  void SetFilter(MessageFilter* filter) { filter_ = filter; }
   void OnReceive(const Completion& completion, const Peer* peer) override;
 
  private:
@@ -71,6 +84,8 @@ class MessagePool final : public ReceiveHandler {
   IndexStack free_;
   GroupDriver* driver_ = nullptr;
 
+  std::atomic<bool> receiving_{false};  // release by StartReceives, acquire by whoever looks
+  MessageFilter* filter_ = nullptr;
   ReceiveOptions receive_;
   Slab receive_slab_;
   std::unique_ptr<Buffer[]> buffers_;

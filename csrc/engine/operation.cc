@@ -10,7 +10,7 @@ void Operation::Start(GroupDriver& driver) { driver.Begin(*this); }
 
 void Operation::Rewind() {
   total_ = done_ = in_flight_ = queued_streams_ = 0;
-  reported_ = false;
+  reported_ = admitted_ = false;
   error_.code = ErrorCode::kOk;
   error_.message.clear();
   error_.peer.clear();
@@ -20,6 +20,12 @@ void Operation::Rewind() {
     stream.next_index = stream.in_flight = 0;
     total_ += stream.count;
   }
+}
+
+uint64_t Operation::posted() {
+  uint64_t posted = 0;
+  for (const Stream& stream : streams()) posted += stream.next_index;
+  return posted;
 }
 
 void Operation::Fail(ErrorCode code, std::string cause, const Lane* lane) {

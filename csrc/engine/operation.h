@@ -3,6 +3,7 @@
 #define JAX_FABRIC_ENGINE_OPERATION_H_
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -13,6 +14,7 @@
 #include "csrc/engine/domain.h"
 #include "csrc/engine/driver_request.h"
 #include "csrc/engine/peer.h"
+#include "csrc/engine/write_grant.h"
 
 namespace jax_fabric {
 
@@ -42,12 +44,21 @@ class Operation : public DriverRequest, public DeadlineNode {
   Operation& operator=(const Operation&) = delete;
 
   // Before it is submitted.
-  void Prepare(OperationOwner* owner, Deadline deadline) {
+  void Prepare(OperationOwner* owner, Deadline deadline, const std::optional<WriteGrant>& grant = {}) {
     owner_ = owner;
     deadline_ = deadline;
+    grant_ = grant;
   }
 
   void Start(GroupDriver& driver) final;
+
+  // --- worker only
+  const std::optional<WriteGrant>& grant() const { return grant_; }
+  // Where there is a grant, all goes to the peer that gave it.
+  PeerHandle peer_of_grant() { return streams().front().lane->peer->handle; }
+  // Writes that were ever posted, and those of them that have succeeded.
+  uint64_t posted();
+  uint64_t succeeded() const { return done_; }
 
  protected:
   // For operations that are used for several things.
@@ -77,6 +88,7 @@ class Operation : public DriverRequest, public DeadlineNode {
   OnFailure on_failure_;
   OperationOwner* owner_ = nullptr;
   Deadline deadline_;
+  std::optional<WriteGrant> grant_;
 
   // Worker only, valid between Start and the last settlement.
   uint64_t total_ = 0;
@@ -84,6 +96,7 @@ class Operation : public DriverRequest, public DeadlineNode {
   uint64_t in_flight_ = 0;
   uint64_t queued_streams_ = 0;
   bool reported_ = false;
+  bool admitted_ = false;  // under its grant
   Error error_{ErrorCode::kOk, {}};
 };
 

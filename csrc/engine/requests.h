@@ -14,6 +14,7 @@
 #include "csrc/engine/domain.h"
 #include "csrc/engine/memory.h"
 #include "csrc/engine/worker_callback.h"
+#include "csrc/engine/write_grant.h"
 
 namespace jax_fabric {
 
@@ -32,6 +33,9 @@ struct RequestOptions {
   std::shared_ptr<const void> keep_alive = {};
   // On the engine's callback thread; after on_worker.
   std::function<void(const Status&)> on_done = {};
+  // The writes end with kCancelled as soon as the target's owner takes this back. Every write has to go to that peer
+  // and to bring the grant's immediate.
+  std::optional<WriteGrant> grant = {};
 };
 
 // One contiguous write, spread over the NICs. DomainGroup::WriteImmediates says how many immediates it brings.

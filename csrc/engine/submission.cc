@@ -32,7 +32,7 @@ void Submission::Submit(Operation* operation, RequestOptions options) {
   cancelling_.store(false, std::memory_order_relaxed);
   active_ = true;
   Reference();  // the driver's, until the last settlement
-  operation->Prepare(this, options_.deadline);
+  operation->Prepare(this, options_.deadline, options_.grant);
   driver_->Submit(operation);
 }
 

@@ -35,7 +35,9 @@ class SteppedFabric {
   explicit SteppedFabric(uint64_t seed = 1) : network_(seed, clock_) {}
   // Closing steps all engines, so all of them have to be there still.
   ~SteppedFabric() {
-    for (auto& rank : ranks_) static_cast<void>(rank->engine->Close(In(1'000'000)));
+    for (auto& rank : ranks_) {
+      if (rank->engine) static_cast<void>(rank->engine->Close(In(1'000'000)));
+    }
   }
 
   SteppedRank& Add(const std::string& name, int nics = 1, simulated::SimulatedDomainOptions domain = PromptNic(),
@@ -58,9 +60,19 @@ class SteppedFabric {
     return *ranks_.back();
   }
 
+  // The rank is gone; nobody is told. Its transfers have to be dropped before.
+  void Kill(SteppedRank& rank) {
+    static_cast<void>(rank.engine->Close(In(100)));
+    rank.engine.reset();
+    rank.group = nullptr;
+    rank.nics.clear();
+  }
+
   // One step of every engine; a microsecond goes by.
   void Step() {
-    for (auto& rank : ranks_) rank->engine->Step();
+    for (auto& rank : ranks_) {
+      if (rank->engine) rank->engine->Step();
+    }
     clock_.Advance(1);
   }
   void Step(int count) {
@@ -69,6 +81,7 @@ class SteppedFabric {
 
   Deadline In(int64_t microseconds) const { return Deadline::After(clock_, microseconds); }
   VirtualClock& clock() { return clock_; }
+  simulated::SimulatedNetwork& network() { return network_; }
 
  private:
   VirtualClock clock_;

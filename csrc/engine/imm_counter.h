@@ -63,7 +63,7 @@ class ImmCounter {
   void Abandon(uint32_t immediate);
   // Seen and not consumed by an expectation yet.
   uint64_t unconsumed(uint32_t immediate) const;
-  // Ever, whoever owned the id. Any thread: it may be too low, by what has just come.
+  // Ever, whoever owned the id. Any thread: all that it has heard of is counted.
   uint64_t seen(uint32_t immediate) const;
   // Immediates whose id nobody owns: from a stale or a broken peer.
   uint64_t strays() const { return strays_.load(std::memory_order_relaxed); }

@@ -8,7 +8,9 @@
 
 #include <array>
 #include <cstring>
+#include <deque>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -169,6 +171,51 @@ TEST_F(LocalProcess, KilledWhileItSendsAndReceives) {
     EXPECT_NE(domain->last_error().find("peer 0 (process "), std::string::npos) << domain->last_error();
     EXPECT_TRUE(domain->DeregisterMemory(region).has_value());
   }
+}
+
+TEST_F(LocalProcess, AHundredRestartsLeaveNothingBehind) {
+  constexpr int kRestarts = 100, kWarmUp = 20;
+  // One incarnation after the other; those to come sleep.
+  std::deque<std::unique_ptr<Child>> incarnations;
+  for (int i = 0; i < kRestarts; ++i) {
+    incarnations.push_back(std::make_unique<Child>(true, [](Domain& domain, const MemoryRegion& region, int socket) {
+      std::byte go;
+      if (recv(socket, &go, 1, 0) == 1) EchoFirstByte(domain, region, socket);
+    }));
+  }
+  auto domain = Make();
+  std::vector<std::byte> source(1 << 20, std::byte{0x33});
+  const auto from = Register(*domain, source.data(), source.size(), Access::kLocalOnly);
+  std::vector<Completion> got;
+  int descriptors = 0, mappings = 0, threads = 0;
+  for (int round = 0; round < kRestarts; ++round) {
+    SCOPED_TRACE(round);
+    Child& child = *incarnations.front();
+    const std::byte go{1};
+    child.Tell({&go, 1});
+    const PeerId peer = domain->AddPeer(child.address()).value();
+    if (round % 4 != 3) {  // else it dies in the middle of the handshake
+      ASSERT_TRUE(Until(*domain, got, [&] { return domain->peer_state(peer) == PeerState::kReady; }));
+      ASSERT_EQ(domain->PostWrite(MakeWrite(peer, from, child.region(), 100, 1)), PostResult::kPosted);
+      std::byte first{0};
+      ASSERT_EQ(child.Receive(&first, 1), 1);
+      ASSERT_EQ(first, std::byte{0x33});
+    }
+    if (round % 4 == 1) {  // or of transfers
+      for (int i = 0; i < 8; ++i) domain->PostWrite(MakeWrite(peer, from, child.region(), 1 << 20, 2));
+    }
+    child.Kill();
+    ASSERT_TRUE(Until(*domain, got, [&] { return domain->peer_state(peer) == PeerState::kFailed; }));
+    domain->RemovePeer(peer);
+    EXPECT_EQ(domain->peer_state(peer), PeerState::kRemoved);
+    incarnations.pop_front();  // with its socket
+    if (round + 1 == kWarmUp) {
+      descriptors = CountDescriptors(), mappings = CountMappings(), threads = CountThreads();
+    }
+  }
+  EXPECT_EQ(CountDescriptors(), descriptors - (kRestarts - kWarmUp));
+  EXPECT_LE(CountMappings(), mappings);
+  EXPECT_EQ(CountThreads(), threads);
 }
 
 TEST_F(LocalProcess, DeathWakesASleeper) {

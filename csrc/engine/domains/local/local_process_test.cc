@@ -197,6 +197,8 @@ TEST_F(LocalProcess, AHundredRestartsLeaveNothingBehind) {
     if (round % 4 != 3) {  // else it dies in the middle of the handshake
       ASSERT_TRUE(Until(*domain, got, [&] { return domain->peer_state(peer) == PeerState::kReady; }));
       ASSERT_EQ(domain->PostWrite(MakeWrite(peer, from, child.region(), 100, 1)), PostResult::kPosted);
+      const size_t before = got.size();
+      ASSERT_TRUE(Until(*domain, got, [&] { return got.size() > before; }));
       std::byte first{0};
       ASSERT_EQ(child.Receive(&first, 1), 1);
       ASSERT_EQ(first, std::byte{0x33});

@@ -190,11 +190,13 @@ class Context:
 
     scratch: Path
     soak: bool
+    seeds: str | None = None
 
     @property
     def test_env(self) -> dict[str, str]:
         """What tests see in their environment."""
-        return {"JAX_FABRIC_SOAK": "1"} if self.soak else {}
+        env = {"JAX_FABRIC_SOAK": "1"} if self.soak else {}
+        return env | ({"JAX_FABRIC_SEEDS": self.seeds} if self.seeds else {})
 
 
 def bazel() -> str:
@@ -206,6 +208,8 @@ def bazel_test(context: Context, name: str, *options: str, cwd: Path = ROOT) -> 
     """Returns a step that runs all tests of a workspace and leaves its build events to count."""
     events = context.scratch / f"{name.replace(' ', '_')}.json"
     test_env = [f"--test_env={k}={v}" for k, v in context.test_env.items()]
+    if context.test_env:
+        test_env.append(f"--test_timeout={STEP_TIMEOUT_S - 60}")
     return Step(
         name,
         [
@@ -344,7 +348,7 @@ def test(args: argparse.Namespace) -> int:
     chosen = [name for name in PARTS if name in args.part] if args.part else list(PARTS)
     results: list[Result] = []
     with tempfile.TemporaryDirectory(prefix="jax_fabric_test_") as scratch:
-        context = Context(Path(scratch), args.soak)
+        context = Context(Path(scratch), args.soak, args.seeds)
         for name in chosen:
             for step in PARTS[name](context):
                 results.append(run_step(name, step))
@@ -381,6 +385,12 @@ def main() -> int:
     )
     sub.add_argument(
         "--soak", action="store_true", help="long versions of the tests (JAX_FABRIC_SOAK=1)"
+    )
+    sub.add_argument(
+        "--seeds",
+        metavar="FIRST-END",
+        help="tests that draw programs by seed take these, END not among them: a soak in slices, "
+        "each of which begins where the last one ended (JAX_FABRIC_SEEDS)",
     )
     sub.set_defaults(run=test)
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <limits>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -13,6 +14,9 @@ namespace jax_fabric {
 namespace {
 
 constexpr std::string_view kPrefix = "JAX_FABRIC_";
+
+constexpr std::string_view kBuildVariables[] = {"BAZEL_ARGS", "CUDA",           "INCLUDE_PATH", "JAXLIB",
+                                                "NANOBIND",   "PYTHON_INCLUDE", "RDMA"};
 
 // Understands a value and stores it, or says no.
 using Parser = bool (*)(std::string_view value, Config& config);
@@ -63,12 +67,31 @@ bool ParseLog(std::string_view text, Config& config) {
   return OneOf(text, kChoices, config.log);
 }
 
+bool ParseSoak(std::string_view text, Config& config) {
+  static constexpr std::pair<std::string_view, bool> kChoices[] = {{"0", false}, {"1", true}};
+  return OneOf(text, kChoices, config.soak);
+}
+
+bool ParseSeeds(std::string_view text, Config& config) {
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max() - 1;
+  const size_t dash = std::min(text.find('-'), text.size());
+  const std::optional<int64_t> first = Integer(text.substr(0, dash), 0, kMost);
+  if (!first.has_value()) return false;
+  std::optional<int64_t> end = *first + 1;
+  if (dash < text.size()) end = Integer(text.substr(dash + 1), *end, kMost + 1);
+  if (!end.has_value()) return false;
+  config.seeds = {static_cast<uint64_t>(*first), static_cast<uint64_t>(*end)};
+  return true;
+}
+
 constexpr Variable kVariables[] = {
     {"SPIN_US", "0 to 1000000000 (microseconds)", ParseInteger<&Config::spin_us, 0, 1'000'000'000>},
     {"YIELD_US", "0 to 1000000000 (microseconds)", ParseInteger<&Config::yield_us, 0, 1'000'000'000>},
     {"IDLE", "adaptive, spin or sleep", ParseIdle},
     {"WORKERS", "0 to 1024 (threads; 0: chosen by the engine)", ParseInteger<&Config::workers, 0, 1024>},
     {"LOG", "debug, info, warning, error or off", ParseLog},
+    {"SOAK", "0 or 1", ParseSoak},
+    {"SEEDS", "a seed, or FIRST-END with END above FIRST and not among them", ParseSeeds},
 };
 
 std::string AcceptedNames() {
@@ -81,16 +104,18 @@ std::string AcceptedNames() {
 
 }  // namespace
 
-Result<Config> ParseConfig(std::span<const std::string> environment, std::span<const std::string> others) {
+Result<Config> ParseConfig(std::span<const std::string> environment) {
   Config config;
   for (const std::string_view entry : environment) {
     if (!entry.starts_with(kPrefix)) continue;
     const size_t equals = std::min(entry.find('='), entry.size());
     const std::string_view name = entry.substr(0, equals);
     const std::string_view value = entry.substr(std::min(equals + 1, entry.size()));
-    if (std::find(others.begin(), others.end(), name) != others.end()) continue;
-    const auto* variable = std::find_if(std::begin(kVariables), std::end(kVariables),
-                                        [&](const Variable& v) { return v.name == name.substr(kPrefix.size()); });
+    const std::string_view suffix = name.substr(kPrefix.size());
+    if (std::find(std::begin(kBuildVariables), std::end(kBuildVariables), suffix) != std::end(kBuildVariables))
+      continue;
+    const auto* variable =
+        std::find_if(std::begin(kVariables), std::end(kVariables), [&](const Variable& v) { return v.name == suffix; });
     if (variable == std::end(kVariables)) {
       return MakeError(ErrorCode::kInvalidArgument, "environment variable {} is not known; known are {}", name,
                        AcceptedNames());
@@ -103,10 +128,10 @@ Result<Config> ParseConfig(std::span<const std::string> environment, std::span<c
   return config;
 }
 
-Result<Config> LoadConfig(std::span<const std::string> others) {
+Result<Config> LoadConfig() {
   std::vector<std::string> environment;
   for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) environment.emplace_back(*entry);
-  return ParseConfig(environment, others);
+  return ParseConfig(environment);
 }
 
 }  // namespace jax_fabric

@@ -12,6 +12,13 @@
 
 namespace jax_fabric {
 
+// Of seeds: [first, end).
+struct SeedRange {
+  uint64_t first = 0;
+  uint64_t end = 0;
+  uint64_t size() const { return end - first; }
+};
+
 struct Config {
   enum class Idle : uint8_t { kAdaptive, kSpin, kSleep };
 
@@ -20,14 +27,18 @@ struct Config {
   Idle idle = Idle::kAdaptive;        // JAX_FABRIC_IDLE
   uint32_t workers = 0;               // JAX_FABRIC_WORKERS: threads; 0: chosen by the engine
   LogLevel log = LogLevel::kWarning;  // JAX_FABRIC_LOG
+
+  // --- of tests
+  bool soak = false;  // JAX_FABRIC_SOAK: their long versions
+  SeedRange seeds;    // JAX_FABRIC_SEEDS: where a test draws programs by seed, from which ones; empty: its own choice
 };
 
-// `environment`: "NAME=value" entries; others than JAX_FABRIC_* are skipped. Names in `others` belong to somebody else
-// (the Python side) and are accepted with any value.
-Result<Config> ParseConfig(std::span<const std::string> environment, std::span<const std::string> others = {});
+// `environment`: "NAME=value" entries; others than JAX_FABRIC_* are skipped, and so are those that steer the build
+// (docs/building.md): one that is still set is no mistake.
+Result<Config> ParseConfig(std::span<const std::string> environment);
 
 // Of this process.
-Result<Config> LoadConfig(std::span<const std::string> others = {});
+Result<Config> LoadConfig();
 
 }  // namespace jax_fabric
 

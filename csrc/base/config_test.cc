@@ -15,6 +15,8 @@ TEST(Config, DefaultsWithoutVariables) {
   EXPECT_EQ(config.spin_us, -1);
   EXPECT_EQ(config.idle, Config::Idle::kAdaptive);
   EXPECT_EQ(config.log, LogLevel::kWarning);
+  EXPECT_FALSE(config.soak);
+  EXPECT_EQ(config.seeds.size(), 0u);
 }
 
 TEST(Config, ReadsEveryVariable) {
@@ -33,13 +35,27 @@ TEST(Config, UnknownNamesListTheKnownOnes) {
   ASSERT_FALSE(config.has_value());
   EXPECT_NE(config.error().message.find("JAX_FABRIC_SPINUS"), std::string::npos);
   EXPECT_NE(config.error().message.find("JAX_FABRIC_SPIN_US"), std::string::npos);
-  EXPECT_TRUE(ParseConfig(Environment{"JAX_FABRIC_SPINUS=5"}, Environment{"JAX_FABRIC_SPINUS"}).has_value());
+}
+
+TEST(Config, VariablesOfTheBuildAreNoMistake) {
+  EXPECT_TRUE(ParseConfig(Environment{"JAX_FABRIC_CUDA=0", "JAX_FABRIC_BAZEL_ARGS=--jobs=2"}).has_value());
+}
+
+TEST(Config, SeedsAreOneOrARange) {
+  const auto seeds = [](const std::string& value) {
+    return ParseConfig(Environment{"JAX_FABRIC_SOAK=1", "JAX_FABRIC_SEEDS=" + value}).value().seeds;
+  };
+  EXPECT_EQ(seeds("17").first, 17u);
+  EXPECT_EQ(seeds("17").end, 18u);
+  EXPECT_EQ(seeds("20000-40000").first, 20000u);
+  EXPECT_EQ(seeds("20000-40000").size(), 20000u);
 }
 
 TEST(Config, MalformedValuesAreErrors) {
   for (const char* entry : {"JAX_FABRIC_SPIN_US=", "JAX_FABRIC_SPIN_US=5ms", "JAX_FABRIC_SPIN_US=-1",
                             "JAX_FABRIC_SPIN_US=99999999999999999999", "JAX_FABRIC_IDLE=Spin", "JAX_FABRIC_IDLE",
-                            "JAX_FABRIC_LOG=2", "JAX_FABRIC_WORKERS=1025"}) {
+                            "JAX_FABRIC_LOG=2", "JAX_FABRIC_WORKERS=1025", "JAX_FABRIC_SOAK=", "JAX_FABRIC_SEEDS=",
+                            "JAX_FABRIC_SEEDS=7-7", "JAX_FABRIC_SEEDS=7-", "JAX_FABRIC_SEEDS=-7"}) {
     const auto config = ParseConfig(Environment{entry});
     ASSERT_FALSE(config.has_value()) << entry;
     EXPECT_EQ(config.error().code, ErrorCode::kInvalidArgument);

@@ -35,6 +35,8 @@ class Context {
   Channel* channel(int32_t index);
   // How many peers are reached by stores into their memory, not by writes; this rank counts.
   int32_t mapped_peers() const;
+  // The memory that peers write into (MoeConfig says what lies where), for tests.
+  std::span<std::byte> slots() const { return {static_cast<std::byte*>(memory_.data()), memory_.size()}; }
 
   // Ranks whose peers are lost: dead, or closed.
   std::vector<int32_t> LostRanks() const;

@@ -5,10 +5,10 @@
 
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <string>
 #include <vector>
 
+#include "csrc/base/config.h"
 #include "csrc/moe/mutants.h"
 
 namespace jax_fabric::moe {
@@ -48,7 +48,7 @@ class EveryOrder : public ::testing::TestWithParam<ExplorationCase> {};
 
 TEST_P(EveryOrder, EndsWell) {
   // scripts/test --soak
-  const bool soak = std::getenv("JAX_FABRIC_SOAK") != nullptr && !GetParam().endless;
+  const bool soak = LoadConfig().value().soak && !GetParam().endless;
   const uint64_t at_most = soak ? 0 : GetParam().at_most;
   const Exploration exploration = Explore(GetParam().scope, at_most == 0 ? 1'000'000 : at_most);
   EXPECT_EQ(exploration.complete, at_most == 0) << exploration.runs;

@@ -38,7 +38,10 @@ MoeFabric::MoeFabric(const FabricOptions& options, const MoeConfig& config)
     EngineOptions engine_options;
     engine_options.threads = false;
     engine_options.clock = &clock_;
-    engine_options.pump = [this] { StepAll(); };
+    engine_options.pump = [this] {
+      StepAll();
+      SkipIdleTime(0);
+    };
     state.engine = TransferEngine::Create(engine_options).value();
     GroupOptions group_options;
     group_options.name = "rank" + std::to_string(rank);
@@ -65,7 +68,13 @@ void MoeFabric::Close() {
     for (Rank& rank : ranks_) closed = (!rank.context || rank.context->Close(In(0))) && closed;
     return closed;
   };
-  EXPECT_TRUE(StepUntil(close_all, 100'000));
+  bool closed = false;
+  for (int round = 0; round < 100'000 && !closed; ++round) {
+    closed = close_all();
+    StepAll();
+    SkipIdleTime(0);
+  }
+  EXPECT_TRUE(closed);
   for (Rank& rank : ranks_) static_cast<void>(rank.engine->Close(In(1'000'000)));
 }
 
@@ -118,14 +127,16 @@ void MoeFabric::Connect() {
   for (Rank& rank : ranks_) rank.executor.set_inline(options_.inline_executors);
 }
 
-void MoeFabric::StepAny() {
+bool MoeFabric::StepAny() {
   Rank& rank = ranks_[random_() % ranks_.size()];
-  if (Chance(0.5)) {
-    rank.engine->Step();
-  } else {
-    rank.executor.RunOne();
-  }
+  const bool busy = Chance(0.5) ? rank.engine->Step() : rank.executor.RunOne();
   clock_.Advance(1);
+  return busy;
+}
+
+void MoeFabric::SkipIdleTime(int64_t otherwise_us) {
+  const int64_t now_ns = clock_.NowNs();
+  clock_.AdvanceNs(network_.NextEventNs().value_or(now_ns + otherwise_us * 1000) - now_ns);
 }
 
 void MoeFabric::StepAll(int rounds) {

@@ -27,11 +27,12 @@ class QueueExecutor final : public Executor {
     if (inline_) return task->run(task->context);
     tasks_.push_back(task);
   }
-  void RunOne() {
-    if (tasks_.empty()) return;
+  bool RunOne() {
+    if (tasks_.empty()) return false;
     Task* task = tasks_.front();
     tasks_.pop_front();
     task->run(task->context);
+    return true;
   }
   bool idle() const { return tasks_.empty(); }
   // From now on; what is queued runs first.
@@ -92,8 +93,10 @@ class MoeFabric {
   std::mt19937_64& random() { return random_; }
   bool Chance(double probability) { return std::bernoulli_distribution(probability)(random_); }
   Deadline In(int64_t microseconds) const { return Deadline::After(clock_, microseconds); }
-  // A step of one engine or executor; 1 us goes by.
-  void StepAny();
+  // A step of one engine or executor; 1 us goes by. Returns whether there was something to do.
+  bool StepAny();
+  // To where the network does something next, or so far if it does nothing any more.
+  void SkipIdleTime(int64_t otherwise_us);
   // Every engine and executor `rounds` times; 1 us a round.
   void StepAll(int rounds = 1);
   // False: not within `rounds`.

@@ -177,3 +177,38 @@ class TransferEngine:
     def add_local_group(self, name: str) -> DomainGroup: ...
     def watch(self, initial: int, callback: Callable[[int, int], None]) -> Watcher: ...
     def close(self, timeout_us: int) -> None: ...
+
+class ModelTimes:
+    @property
+    def dispatch_us(self) -> list[float]: ...
+    @property
+    def combine_us(self) -> list[float]: ...
+    @property
+    def writes(self) -> int: ...
+    @property
+    def wire_bytes(self) -> int: ...
+
+def simulate_moe(
+    *,
+    protocol: str,
+    ranks: int,
+    representatives: int,
+    node_ranks: int,
+    experts: int,
+    top_k: int,
+    tokens: int,
+    hidden: int,
+    private_tokens: int,
+    calls: int,
+    seed: int,
+    between_us: float,
+    latency_us: float,
+    bytes_per_ns: float,
+    post_us: float,
+    launch_us: float,
+    dispatch_send_us: float,
+    dispatch_receive_us: float,
+    combine_send_us: float,
+    combine_receive_us: float,
+    host_us: float,
+) -> ModelTimes: ...

@@ -11,6 +11,7 @@
 #include "csrc/ffi/empty_call.h"
 #include "csrc/ffi/host/bindings.h"
 #include "csrc/ffi/local_engine.h"
+#include "csrc/ffi/model_bindings.h"
 #include "csrc/ffi/moe_handlers.h"
 #include "csrc/ffi/python_errors.h"
 #include "csrc/ffi/xla_ffi.h"
@@ -110,6 +111,7 @@ void ReserveHandles(int64_t first_free) {
 
 NB_MODULE(_core, m) {
   RegisterHostBindings(m);
+  RegisterModelBindings(m);
 
   m.def("ffi_api_version", [] { return nb::make_tuple(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR); });
   m.def("ffi_targets", &FfiTargets);

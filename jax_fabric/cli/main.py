@@ -13,9 +13,9 @@ import sys
 from collections.abc import Sequence
 
 import jax_fabric
-from jax_fabric.cli import bench, demo
+from jax_fabric.cli import bench, demo, simulate
 
-_COMMANDS = (demo, bench)
+_COMMANDS = (demo, bench, simulate)
 _INTERRUPTED = 130  # as shells say it for Ctrl-C
 
 

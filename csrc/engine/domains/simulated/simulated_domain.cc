@@ -90,7 +90,9 @@ const char* SimulatedDomain::CheckTarget(uint64_t address, uint64_t length, uint
 void* SimulatedDomain::MapRemote(PeerId peer, uint64_t remote_address, uint64_t remote_key, uint64_t length) {
   const Lock lock(network_.mutex_);
   if (!options_.mappable || peer >= peers_.size()) return nullptr;
-  const SimulatedDomain* target = network_.Find(peers_[peer].domain);
+  const uint32_t index = peers_[peer].domain;
+  if (options_.node_size > 0 && index / options_.node_size != index_ / options_.node_size) return nullptr;
+  const SimulatedDomain* target = network_.Find(index);
   if (target == nullptr || target->CheckTarget(remote_address, length, remote_key) != nullptr) return nullptr;
   return reinterpret_cast<void*>(remote_address);
 }
@@ -136,6 +138,11 @@ void SimulatedDomain::RemovePeer(PeerId peer) {
 void SimulatedDomain::KillPeer(PeerId peer, const std::string& cause) {
   const Lock lock(network_.mutex_);
   LosePeer(peer, ErrorCode::kUnavailable, cause);
+}
+
+void SimulatedDomain::HoldPosts(int64_t until_ns) {
+  const Lock lock(network_.mutex_);
+  posting_free_ns_ = std::max(posting_free_ns_, until_ns);
 }
 
 void SimulatedDomain::LosePeer(PeerId peer, ErrorCode code, const std::string& cause) {

@@ -30,6 +30,8 @@ class SimulatedDomain final : public Domain {
   size_t regions() const { return regions_.size(); }
   // As if the peer's NIC had said so: everything posted to it fails, and it is lost.
   void KillPeer(PeerId peer, const std::string& cause);
+  // Nothing that is posted from now on leaves before `until_ns`: what it sends is still being made.
+  void HoldPosts(int64_t until_ns);
 
   DomainKind kind() const override { return options_.kind; }
   const std::string& name() const override { return options_.name; }
@@ -90,8 +92,19 @@ class SimulatedDomain final : public Domain {
   std::vector<Peer> peers_;
   uint32_t outstanding_ = 0;
   int again_left_ = 0;
+  int64_t posting_free_ns_ = 0;  // when the next request can be posted
   int64_t sending_free_ns_ = 0;  // when the port can send, or receive, the next byte
   int64_t receiving_free_ns_ = 0;
+  // Of an interleaved NIC.
+  struct Outgoing {
+    uint32_t place;   // of the flight
+    uint64_t flight;  // its id
+    uint64_t offset;  // of its next segment
+    int64_t posted_ns;
+  };
+  std::deque<Outgoing> unposted_;  // by posted_ns
+  std::deque<Outgoing> outgoing_;  // the next one in front
+  bool departing_ = false;         // a kDeparture is scheduled
   std::deque<ReceiveRequest> receives_;
   struct Message {
     PeerId peer;

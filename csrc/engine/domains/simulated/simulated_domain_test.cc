@@ -336,16 +336,92 @@ TEST(SimulatedDomain, LengthsBeyondFourGiBWithoutMemory) {
   EXPECT_EQ(pair.a->PostWrite(write), PostResult::kRejected);
 }
 
-TEST(SimulatedDomain, BandwidthAndPostingTakeTime) {
+SimulatedDomainOptions Timed() {
   SimulatedDomainOptions options;
   options.nic.bytes_per_ns = 2;
   options.nic.post_ns = 100;
   options.nic.latency_ns = 1'000;
-  Pair pair(options);
+  return options;
+}
+
+// Whichever is longer: the port sends what was posted while the next request is.
+TEST(SimulatedDomain, BandwidthAndPostingTakeTime) {
+  for (const auto& [bytes, expected_ns] : {std::pair<uint64_t, int64_t>{2000, 100 + 10 * 1000}, {20, 10 * 100 + 10}}) {
+    Pair pair(Timed());
+    const int64_t begin = pair.clock.NowNs();
+    for (uint32_t i = 0; i < 10; ++i) pair.Post(bytes, i, i * bytes);
+    ASSERT_TRUE(pair.Run([&] { return pair.Immediates().size() == 10; }));
+    EXPECT_EQ(pair.clock.NowNs() - begin, expected_ns + 1000);
+  }
+}
+
+TEST(SimulatedDomain, HeldPostsLeaveLater) {
+  Pair pair(Timed());
   const int64_t begin = pair.clock.NowNs();
-  for (uint32_t i = 0; i < 10; ++i) pair.Post(2000, i, i * 2000);
-  ASSERT_TRUE(pair.Run([&] { return pair.Immediates().size() == 10; }));
-  EXPECT_EQ(pair.clock.NowNs() - begin, 10 * (100 + 1000) + 1000);
+  pair.a->HoldPosts(begin + 5'000);
+  pair.Post(2000, 1);
+  ASSERT_TRUE(pair.Run([&] { return !pair.Immediates().empty(); }));
+  EXPECT_EQ(pair.clock.NowNs() - begin, 5'000 + 100 + 1000 + 1000);
+}
+
+// What several send to one at once comes in at the rate of its port, in the order in which it came.
+TEST(SimulatedDomain, AReceivingPortTakesOneAfterTheOther) {
+  Pair pair(Timed());
+  SimulatedDomain third(pair.network, Timed());
+  const MemoryRegion from =
+      third.RegisterMemory(pair.source.data(), Pair::kBytes, MemoryKind::kHost, Access::kLocalOnly).value();
+  const PeerId peer = third.AddPeer(pair.b->address()).value();
+  ASSERT_TRUE(pair.Run([&] { return third.peer_state(peer) == PeerState::kReady; }));
+  WriteRequest write = pair.Write(2000, 7);
+  write.peer = peer;
+  write.local_key = from.local_key;
+  const int64_t begin = pair.clock.NowNs();
+  // Posted first, with the longer way.
+  third.HoldPosts(begin + 300);
+  ASSERT_EQ(third.PostWrite(write), PostResult::kPosted);
+  pair.Post(2000, 8, 2000);
+  ASSERT_TRUE(pair.Run([&] { return pair.Immediates().size() == 2; }));
+  EXPECT_EQ(pair.Immediates(), (std::vector<uint32_t>{8, 7}));
+  EXPECT_EQ(pair.clock.NowNs() - begin, 100 + 1000 + 1000 + 1000);
+}
+
+// A short request does not wait for the end of a long one.
+TEST(SimulatedDomain, InterleavedRequestsLeaveInTurn) {
+  for (const bool interleaved : {false, true}) {
+    SimulatedDomainOptions options = Timed();
+    options.nic.segment_bytes = 200;
+    options.nic.interleaved = interleaved;
+    Pair pair(options);
+    const int64_t begin = pair.clock.NowNs();
+    pair.Post(20'000, 1);
+    pair.Post(200, 2, 30'000);
+    ASSERT_TRUE(pair.Run([&] { return pair.Immediates().size() == 2; }));
+    EXPECT_EQ(pair.Immediates(), interleaved ? (std::vector<uint32_t>{2, 1}) : (std::vector<uint32_t>{1, 2}));
+    EXPECT_EQ(pair.clock.NowNs() - begin, 100 + 10'000 + 100 + 1000);
+  }
+}
+
+TEST(SimulatedDomain, CopiesNoMoreThanItIsTold) {
+  SimulatedDomainOptions options;
+  options.nic.segment_bytes = 64;
+  options.copied_bytes = 100;
+  Pair pair(options);
+  pair.Post(256, 1);
+  ASSERT_TRUE(pair.Run([&] { return !pair.Immediates().empty(); }));
+  const auto written = [](std::byte byte) { return byte == std::byte{0x11}; };
+  EXPECT_EQ(std::count_if(pair.target.begin(), pair.target.end(), written), 100);
+  EXPECT_TRUE(std::all_of(pair.target.begin(), pair.target.begin() + 100, written));
+}
+
+TEST(SimulatedDomain, MapsMemoryOfItsNodeOnly) {
+  for (const uint32_t node_size : {0, 1, 2}) {
+    SimulatedDomainOptions options;
+    options.mappable = true;
+    options.node_size = node_size;
+    Pair pair(options);
+    void* const mapped = pair.a->MapRemote(pair.peer, pair.to.remote_address, pair.to.remote_key, Pair::kBytes);
+    EXPECT_EQ(mapped, node_size == 1 ? nullptr : pair.target.data()) << node_size;
+  }
 }
 
 }  // namespace

@@ -15,6 +15,12 @@ using Lock = std::lock_guard<std::recursive_mutex>;
 
 std::pair<uint32_t, uint32_t> Link(uint32_t a, uint32_t b) { return std::minmax(a, b); }
 
+// How much of a flight travels at once.
+uint64_t PieceBytes(const NicModel& nic, const Flight& flight) {
+  const bool whole = nic.segment_bytes == 0 || flight.is_send;
+  return whole ? std::max<uint64_t>(flight.request.length, 1) : nic.segment_bytes;
+}
+
 }  // namespace
 
 uint32_t SimulatedNetwork::Join(SimulatedDomain* domain) {
@@ -117,6 +123,8 @@ void SimulatedNetwork::Run(const Event& event) {
       return OnDatagram(event);
     case Event::Kind::kLease:
       return OnLease(event);
+    case Event::Kind::kDeparture:
+      return OnDeparture(event);
   }
 }
 
@@ -164,21 +172,64 @@ bool SimulatedNetwork::WillBeTaken(const Flight& flight) const {
 void SimulatedNetwork::ScheduleSegments(uint32_t place) {
   Flight& flight = flights_[place];
   SimulatedDomain& from = *Find(flight.source);
+  const NicModel& nic = from.options_.nic;
   const uint64_t length = flight.request.length;
-  const uint64_t piece = from.options_.nic.segment_bytes == 0 || flight.is_send ? std::max<uint64_t>(length, 1)
-                                                                                : from.options_.nic.segment_bytes;
+  const uint64_t piece = PieceBytes(nic, flight);
   flight.segments = std::max<uint64_t>(1, (length + piece - 1) / piece);
-  from.sending_free_ns_ = std::max(from.sending_free_ns_, clock_.NowNs()) + from.options_.nic.post_ns;
-  for (uint64_t i = 0; i < flight.segments; ++i) {
-    Event event;
-    event.kind = Event::Kind::kSegment;
-    event.place = place;
-    event.flight = flight.id;
-    event.offset = i * piece;
-    event.length = std::min(piece, length - event.offset);
-    event.at_ns = ArrivalNs(flight, event.length, DepartureNs(from, event.length));
-    Schedule(event);
+  // Posting and sending overlap: the port sends what was posted while the next request is.
+  from.posting_free_ns_ = std::max(from.posting_free_ns_, clock_.NowNs()) + nic.post_ns;
+  if (nic.interleaved && !holding_) {
+    from.unposted_.push_back({place, flight.id, 0, from.posting_free_ns_});
+    return ScheduleDeparture(from, clock_.NowNs());
   }
+  from.sending_free_ns_ = std::max(from.sending_free_ns_, from.posting_free_ns_);
+  for (uint64_t i = 0; i < flight.segments; ++i) ScheduleSegment(from, place, i * piece);
+}
+
+void SimulatedNetwork::ScheduleSegment(SimulatedDomain& from, uint32_t place, uint64_t offset) {
+  const Flight& flight = flights_[place];
+  const NicModel& nic = from.options_.nic;
+  Event event;
+  event.kind = Event::Kind::kSegment;
+  event.place = place;
+  event.flight = flight.id;
+  event.offset = offset;
+  event.length = std::min(PieceBytes(nic, flight), flight.request.length - offset);
+  event.at_ns = DepartureNs(from, event.length) + nic.latency_ns + UpTo(nic.jitter_ns);
+  Schedule(event);
+}
+
+void SimulatedNetwork::ScheduleDeparture(SimulatedDomain& from, int64_t not_before_ns) {
+  if (from.departing_ || (from.outgoing_.empty() && from.unposted_.empty())) return;
+  from.departing_ = true;
+  Event event;
+  event.kind = Event::Kind::kDeparture;
+  event.place = from.index_;
+  event.at_ns = std::max(not_before_ns, from.sending_free_ns_);
+  if (from.outgoing_.empty()) event.at_ns = std::max(event.at_ns, from.unposted_.front().posted_ns);
+  Schedule(event);
+}
+
+void SimulatedNetwork::OnDeparture(const Event& event) {
+  SimulatedDomain* from = Find(event.place);
+  if (from == nullptr) return;
+  from->departing_ = false;
+  while (!from->unposted_.empty() && from->unposted_.front().posted_ns <= event.at_ns) {
+    from->outgoing_.push_back(from->unposted_.front());
+    from->unposted_.pop_front();
+  }
+  while (!from->outgoing_.empty()) {
+    SimulatedDomain::Outgoing next = from->outgoing_.front();
+    from->outgoing_.pop_front();
+    const Flight& flight = flights_[next.place];
+    if (flight.id != next.flight) continue;  // it has failed
+    from->sending_free_ns_ = std::max(from->sending_free_ns_, event.at_ns);
+    ScheduleSegment(*from, next.place, next.offset);
+    next.offset += PieceBytes(from->options_.nic, flight);
+    if (next.offset < flight.request.length) from->outgoing_.push_back(next);
+    break;
+  }
+  ScheduleDeparture(*from, event.at_ns);
 }
 
 int64_t SimulatedNetwork::DepartureNs(SimulatedDomain& from, uint64_t bytes) {
@@ -187,16 +238,14 @@ int64_t SimulatedNetwork::DepartureNs(SimulatedDomain& from, uint64_t bytes) {
   return from.sending_free_ns_;
 }
 
-int64_t SimulatedNetwork::ArrivalNs(Flight& flight, uint64_t bytes, int64_t departure_ns) {
-  const NicModel& nic = Find(flight.source)->options_.nic;
-  const int64_t arrival = departure_ns + nic.latency_ns + UpTo(nic.jitter_ns);
-  SimulatedDomain* to = Find(flight.target);
-  if (to == nullptr || to->options_.nic.bytes_per_ns <= 0) return arrival;
-  // The receiving port takes one segment after the other, whoever sends them. The sender's own time on the wire is in
-  // the departure, so that a free port adds nothing.
-  const auto wire = static_cast<int64_t>(static_cast<double>(bytes) / to->options_.nic.bytes_per_ns);
-  to->receiving_free_ns_ = std::max(to->receiving_free_ns_ + wire, arrival);
-  return to->receiving_free_ns_;
+int64_t SimulatedNetwork::ReceivedNs(SimulatedDomain& to, uint64_t bytes, int64_t at_ns) {
+  const double rate = to.options_.nic.bytes_per_ns;
+  if (rate <= 0) return at_ns;
+  // The port takes one segment after the other, in the order in which they come, whoever sends them. The sender's own
+  // time on the wire is in the departure, so that a free port adds nothing.
+  const auto wire = static_cast<int64_t>(static_cast<double>(bytes) / rate);
+  to.receiving_free_ns_ = std::max(to.receiving_free_ns_ + wire, at_ns);
+  return to.receiving_free_ns_;
 }
 
 bool SimulatedNetwork::Lost(const Flight& flight) {
@@ -219,6 +268,7 @@ void SimulatedNetwork::SendAgain(const Event& event, Flight& flight) {
   ++retransmissions_;
   Event again = event;
   ++again.attempts;
+  again.received = false;
   again.at_ns = clock_.NowNs() + std::max<int64_t>(1, from->faults().retransmit_ns);
   Schedule(again);
 }
@@ -227,8 +277,15 @@ void SimulatedNetwork::OnSegment(const Event& event) {
   Flight& flight = flights_[event.place];
   if (flight.id != event.flight) return;
   if (flight.refused) return Refuse(flight);
-  if (Lost(flight)) return SendAgain(event, flight);
+  // Between the port and the memory only the rank itself can be lost.
+  if (event.received ? Find(flight.target) == nullptr : Lost(flight)) return SendAgain(event, flight);
   SimulatedDomain& to = *Find(flight.target);
+  if (!event.received) {
+    Event taken = event;
+    taken.received = true;
+    taken.at_ns = ReceivedNs(to, event.length, event.at_ns);
+    if (taken.at_ns > clock_.NowNs()) return Schedule(taken);
+  }
   if (flight.is_send && to.messages_.size() >= kMaxWaitingMessages) {
     Event again = event;
     again.at_ns = clock_.NowNs() + 1'000;
@@ -277,9 +334,10 @@ bool SimulatedNetwork::Land(const Event& event, Flight& flight) {
   flight.landed_bytes += event.length;
   if (event.length == 0) return true;
   if (observer_) observer_(address, address + event.length);
-  if (to.options_.copy) {
+  if (to.options_.copy && event.offset < to.options_.copied_bytes) {
     const std::byte* data = flight.copy.empty() ? static_cast<const std::byte*>(request.source) : flight.copy.data();
-    std::memcpy(reinterpret_cast<void*>(address), data + event.offset, event.length);
+    const uint64_t length = std::min(event.length, to.options_.copied_bytes - event.offset);
+    std::memcpy(reinterpret_cast<void*>(address), data + event.offset, length);
   }
   return true;
 }
@@ -334,6 +392,7 @@ void SimulatedNetwork::Release(Flight& flight) {
 }
 
 void SimulatedNetwork::FailFlights(uint32_t domain, PeerId peer, ErrorCode code, const std::string& cause) {
+  if (Find(domain)->outstanding_ == 0) return;
   for (Flight& flight : flights_) {
     if (flight.id == 0 || flight.source != domain || flight.request.peer != peer || flight.completed) continue;
     KeepForLateLanding(flight);

@@ -68,15 +68,16 @@ class SimulatedNetwork {
   friend class SimulatedDomain;
 
   struct Event {
-    enum class Kind : uint8_t { kSegment, kComplete, kHandshake, kDatagram, kLease };
+    enum class Kind : uint8_t { kSegment, kComplete, kHandshake, kDatagram, kLease, kDeparture };
     int64_t at_ns = 0;
     uint64_t order = 0;  // of events at the same time: random, then as they came
     Kind kind = Kind::kSegment;
-    uint32_t place = 0;   // of the flight; kHandshake, kLease: the domain
+    uint32_t place = 0;   // of the flight; kHandshake, kLease, kDeparture: the domain
     uint64_t flight = 0;  // its id; kHandshake, kLease: the peer; kDatagram: its number
     uint64_t offset = 0;
     uint64_t length = 0;
     int attempts = 0;
+    bool received = false;  // kSegment: the receiving port has taken it
 
     bool operator>(const Event& other) const {
       return at_ns != other.at_ns ? at_ns > other.at_ns : order > other.order;
@@ -120,8 +121,13 @@ class SimulatedNetwork {
   void End(Flight& flight, ErrorCode code, const std::string& cause);
   void Release(Flight& flight);
   int64_t DepartureNs(SimulatedDomain& from, uint64_t bytes);
-  int64_t ArrivalNs(Flight& flight, uint64_t bytes, int64_t departure_ns);
+  // When the receiving port has taken a segment that came at `at_ns`.
+  int64_t ReceivedNs(SimulatedDomain& to, uint64_t bytes, int64_t at_ns);
   void ScheduleSegments(uint32_t place);
+  void ScheduleSegment(SimulatedDomain& from, uint32_t place, uint64_t offset);
+  // Of an interleaved NIC.
+  void ScheduleDeparture(SimulatedDomain& from, int64_t not_before_ns);
+  void OnDeparture(const Event& event);
 
   mutable std::recursive_mutex mutex_;
   std::mt19937_64 random_;

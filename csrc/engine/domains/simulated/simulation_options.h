@@ -12,11 +12,14 @@ namespace jax_fabric::simulated {
 
 // How long things take. All times are on the network's clock.
 struct NicModel {
-  int64_t latency_ns = 1'000;    // of a segment, from port to port
-  int64_t jitter_ns = 0;         // more, uniformly drawn for each segment: what permutes
-  int64_t post_ns = 0;           // between two requests that leave the NIC
-  double bytes_per_ns = 0;       // of the sending and of the receiving port; 0: no limit
-  uint64_t segment_bytes = 0;    // payloads travel in pieces of at most so many bytes, in any order; 0: whole
+  int64_t latency_ns = 1'000;  // of a segment, from port to port
+  int64_t jitter_ns = 0;       // more, uniformly drawn for each segment: what permutes
+  int64_t post_ns = 0;         // between two requests that leave the NIC
+  double bytes_per_ns = 0;     // of the sending and of the receiving port; 0: no limit
+  uint64_t segment_bytes = 0;  // payloads travel in pieces of at most so many bytes, in any order; 0: whole
+  // Segments of all requests that are posted leave in turn, as from a NIC with a queue for each peer; else one request
+  // after the other.
+  bool interleaved = false;
   int64_t completion_ns = 0;     // from the last segment's landing to the sender's completion, at most; drawn
   int64_t handshake_ns = 1'000;  // one way of a connection's hello
 };
@@ -60,10 +63,14 @@ struct SimulatedDomainOptions {
   SimulatedFaults faults;
   // False: payloads are only checked, so that there may be no memory behind the addresses.
   bool copy = true;
+  // Of each write, only so many bytes from its beginning are copied; the rest is only checked.
+  uint64_t copied_bytes = UINT64_MAX;
   // Whether SimulatedDomain::writes() has something to show.
   bool record_writes = false;
-  // Whether MapRemote finds the memory of other domains of the network.
+  // Whether MapRemote finds the memory of other domains of the network; with `node_size`, only of those of the same
+  // node: so many domains each, in the order in which they were made.
   bool mappable = false;
+  uint32_t node_size = 0;
 };
 
 }  // namespace jax_fabric::simulated

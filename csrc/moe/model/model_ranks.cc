@@ -11,6 +11,7 @@ namespace {
 constexpr int64_t kPollNs = 250;
 // Of a program that gets stuck.
 constexpr int kMaxIdleSteps = 1000;
+constexpr int kMaxDrainSteps = 100'000;
 
 // In how many pieces an average message travels, at most. Real packets are smaller: those of all messages alternate,
 // and more pieces change little.
@@ -58,7 +59,7 @@ Result<std::unique_ptr<ModelRanks>> ModelRanks::Create(const ModelOptions& optio
 ModelRanks::~ModelRanks() {
   actions_ = {};
   // What is on its way arrives, so that nothing has to be looked for.
-  for (int i = 0; i < kMaxIdleSteps && network_.NextEventNs().has_value(); ++i) Step();
+  for (int i = 0; i < kMaxDrainSteps && network_.NextEventNs().has_value(); ++i) Step();
   // Closing steps all engines, so all of them have to be there still.
   for (Rank& rank : ranks_) {
     if (rank.engine != nullptr) static_cast<void>(rank.engine->Close(In(1'000'000)));

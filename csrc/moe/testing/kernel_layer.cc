@@ -68,6 +68,9 @@ bool Same(const std::vector<float>& a, const std::vector<float>& b) {
 MoeConfig ConfigOf(kernels::testing::World& world, int32_t channels) {
   MoeConfig config;
   config.layout = world.rank(0).layout;
+  config.absent = world.config().absent;
+  config.layout.shape.rank = config.Leader();
+  config.membership_epoch = 7;
   config.channels = channels;
   config.timeout_us = 1'000'000'000;
   return config;
@@ -80,7 +83,12 @@ std::unique_ptr<KernelOperation> MakeKernelOperation(const CallSite& site, const
 }
 
 KernelLayer::KernelLayer(const WorldConfig& config, uint64_t seed, int32_t index, DeliveryGuard* guard)
-    : expected_(config, seed), actual_(config, seed), index_(index), guard_(guard), ranks_(config.ranks) {
+    : expected_(config, seed),
+      actual_(config, seed),
+      absent_(config.absent),
+      index_(index),
+      guard_(guard),
+      ranks_(config.ranks) {
   expected_.Dispatch();
   std::vector<Array> x, tokens;
   for (int32_t r = 0; r < config.ranks; ++r) {
@@ -104,20 +112,16 @@ void KernelLayer::MakeResults(Rank& rank, const RankState& state) {
 }
 
 bool KernelLayer::Ready(int32_t rank) const {
+  if (expected_.config().IsAbsent(rank)) return false;
   const auto& operations = ranks_[rank].operations;
   return operations.size() < kStages && (operations.empty() || operations.back()->ok());
 }
 
 bool KernelLayer::Done(int32_t rank) const {
+  if (expected_.config().IsAbsent(rank)) return true;
   const auto& operations = ranks_[rank].operations;
   if (operations.empty() || operations.back()->finishes == 0) return false;
   return operations.size() == kStages || !operations.back()->ok();
-}
-
-bool KernelLayer::ok() const {
-  return std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) {
-    return rank.operations.size() == kStages && rank.operations.back()->ok();
-  });
 }
 
 void KernelLayer::SubmitNext(int32_t rank, Channel& channel) {
@@ -190,6 +194,7 @@ std::unique_ptr<KernelOperation> KernelLayer::MakeDispatch(int32_t r, const Call
                               .scales = state.x_scales.data(),
                               .experts = state.experts.data(),
                               .weights = state.weights.data(),
+                              .absent = absent_.empty() ? nullptr : absent_.data(),
                               .route = state.send_route(),
                               .cache_bytes = cache_bytes},
                              {.layout = state.layout,

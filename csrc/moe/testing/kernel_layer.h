@@ -42,12 +42,10 @@ class KernelLayer {
   KernelLayer(const kernels::testing::WorldConfig& config, uint64_t seed, int32_t index,
               DeliveryGuard* guard = nullptr);
 
-  // Whether the rank's next stage can be submitted: the one before has ended well.
+  // Whether the rank's next stage can be submitted: the one before has ended well. Absent ranks have none.
   bool Ready(int32_t rank) const;
   // Nothing more will happen there: the last stage has ended, or one has ended with an error.
   bool Done(int32_t rank) const;
-  // Everything ended well.
-  bool ok() const;
   void SubmitNext(int32_t rank, Channel& channel);
 
   // What is wrong with the results of the stages that ended well, or with how others ended; or empty. All elements are
@@ -73,6 +71,7 @@ class KernelLayer {
   // Looking at a world's ranks needs one that is not const.
   mutable kernels::testing::World expected_;
   mutable kernels::testing::World actual_;
+  const std::vector<uint8_t> absent_;
   const int32_t index_;
   DeliveryGuard* const guard_;
   std::vector<std::vector<float>> scalars_;

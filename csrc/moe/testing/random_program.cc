@@ -41,6 +41,11 @@ WorldConfig DrawWorld(int32_t ranks, std::mt19937_64& random) {
   config.odd_ids = random() % 4 != 0;
   config.full_batches = random() % 4 == 0;
   if (random() % 4 == 0) config.cache_bytes = 0;
+  // Lost before this epoch, and the others go on without them.
+  if (random() % 6 == 0) {
+    for (int32_t rank = 0; rank < ranks; ++rank) config.absent.push_back(random() % 3 == 0);
+    config.absent[random() % ranks] = 0;
+  }
   config.x_type = Pick(random, kTypes);
   config.tokens_type = Pick(random, kTypes);
   config.combine_type = Pick(random, kTypes);
@@ -79,10 +84,12 @@ class Run {
     }
     kernels::testing::World shape(program.world, 1);
     MoeConfig config = ConfigOf(shape, program.channels);
+    leader_ = config.Leader();
     config.timeout_us = kTimeoutUs;
     fabric_ = std::make_unique<MoeFabric>(program.fabric, config);
     fabric_->Connect();
     for (int32_t rank = 0; rank < fabric_->size(); ++rank) {
+      if (program.world.IsAbsent(rank)) continue;
       guard_.Watch(fabric_->context(rank).config(), fabric_->context(rank).slots().data());
     }
     fabric_->network().set_landing_observer([this](uint64_t begin, uint64_t end) { guard_.Landed(begin, end); });
@@ -104,7 +111,7 @@ class Run {
     outcome.failure = Failure(step);
     if (!outcome.failure.empty()) outcome.failure += "\nprogram: " + program_.Describe();
     outcome.landed_bytes = guard_.landed_bytes();
-    outcome.raised = fabric_->context(0).error() != nullptr;
+    outcome.raised = fabric_->context(leader_).error() != nullptr;
     return outcome;
   }
 
@@ -161,7 +168,9 @@ class Run {
         fabric_->nic(rank)->faults().fail_post = static_cast<int>(random_() % 8);
         return;
       case Fault::kLostPeer:
-        if (rank != other) fabric_->nic(rank)->KillPeer(0, "killed by the test");
+        if (!program_.world.IsAbsent(rank) && program_.Present() > 1) {
+          fabric_->nic(rank)->KillPeer(0, "killed by the test");
+        }
         return;
       case Fault::kCutLink:
         if (rank == other) return;
@@ -179,6 +188,7 @@ class Run {
     }
     if (program_.fault != Fault::kNone) return {};
     for (int32_t rank = 0; rank < fabric_->size(); ++rank) {
+      if (program_.world.IsAbsent(rank)) continue;
       if (const Error* error = fabric_->context(rank).error()) return fmt::format("rank {}: {}", rank, error->message);
     }
     return {};
@@ -189,6 +199,7 @@ class Run {
   DeliveryGuard guard_;
   std::vector<std::unique_ptr<KernelLayer>> layers_;  // outlive the fabric
   std::unique_ptr<MoeFabric> fabric_;
+  int32_t leader_ = 0;
   int steps_until_fault_ = -1;
   int idle_steps_ = 0;
 };
@@ -205,6 +216,12 @@ RandomProgram RandomProgram::Draw(uint64_t seed) {
   program.submit_probability = Pick(random, {0.02, 0.2, 0.8});
   if (random() % 8 == 0) program.fault = Pick(random, {Fault::kFailedWrite, Fault::kLostPeer, Fault::kCutLink});
   return program;
+}
+
+int32_t RandomProgram::Present() const {
+  int32_t present = 0;
+  for (int32_t rank = 0; rank < world.ranks; ++rank) present += !world.IsAbsent(rank);
+  return present;
 }
 
 std::string RandomProgram::Describe() const {

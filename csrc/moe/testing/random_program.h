@@ -23,6 +23,8 @@ struct RandomProgram {
   Fault fault = Fault::kNone;
 
   static RandomProgram Draw(uint64_t seed);
+  // Ranks that take part.
+  int32_t Present() const;
   std::string Describe() const;
 };
 

@@ -101,7 +101,10 @@ class Execution {
 
   // A random thing happens: a call starts, a worker steps, an executor runs.
   void Something(double submit_probability) {
-    if (!fabric_.Chance(submit_probability)) return fabric_.StepAny();
+    if (!fabric_.Chance(submit_probability)) {
+      fabric_.StepAny();
+      return;
+    }
     const int32_t rank = static_cast<int32_t>(fabric_.random()() % fabric_.size());
     std::vector<size_t> ready;
     for (size_t i = 0; i < program_.size(); ++i) {

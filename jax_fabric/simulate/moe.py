@@ -10,7 +10,6 @@ from jax_fabric.bench.rows import OF_THE_PEER, Row, row, write_json
 from jax_fabric.simulate import model, plot
 from jax_fabric.simulate.config import MoeSimulationConfig, Protocol
 from jax_fabric.simulate.constants import (
-    CHECKED_RANKS,
     FITTED_RANKS,
     NICS,
     PAPER_DECODE_US,
@@ -37,12 +36,14 @@ class Outcome:
     Attributes:
       nic: its constants.
       ranks: N.
+      tokens: T.
       times: by protocol; those that cannot be run are missing.
       paper_us: dispatch and combine as the paper has them, or None.
     """
 
     nic: NicConstants
     ranks: int
+    tokens: int
     times: dict[Protocol, model.Times]
     paper_us: tuple[float, float] | None
 
@@ -51,9 +52,8 @@ class Outcome:
         """What the fit knew of it."""
         if self.paper_us is None:
             return "predicted"
-        if self.ranks in FITTED_RANKS:
-            return "fitted"
-        return "checked" if self.ranks in CHECKED_RANKS else "predicted"
+        seen = self.tokens == PAPER_TOKENS and self.ranks in FITTED_RANKS
+        return "fitted" if seen else "checked"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +100,8 @@ def run_all(config: MoeSimulationConfig, advance: Callable[[], None]) -> Iterato
                 if model.runs(protocol, ranks):
                     times[protocol] = model.run(config, protocol, NICS[name], ranks)
                 advance()
-            yield Outcome(NICS[name], ranks, times, paper_figures(config, name, ranks))
+            paper_us = paper_figures(config, name, ranks)
+            yield Outcome(NICS[name], ranks, config.tokens, times, paper_us)
 
 
 def paper_figures(config: MoeSimulationConfig, nic: str, ranks: int) -> tuple[float, float] | None:

@@ -123,6 +123,11 @@ class DocsTest(absltest.TestCase):
         self.assertGreater(len(blocks), 6)
         exec(compile("\n".join(blocks), "docs/host_api.md", "exec"), {})
 
+    def test_the_example_of_a_bad_fabric_runs(self):
+        done = programs.run_example("bad_fabric.py")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(done.stdout.count("everybody has it"), 100)
+
     def test_the_example_runs(self):
         done = programs.run_example("host_api.py")
         self.assertEqual(done.returncode, 0, done.stderr)

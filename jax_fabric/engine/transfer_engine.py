@@ -44,7 +44,7 @@ class TransferEngine:
         threads = 0
         if worker_threads is not None:
             threads = integer("worker_threads", worker_threads, least=1, most=1024)
-        _close_engines_at_exit()
+        close_engines_at_exit()
         self._native = _core.TransferEngine(threads)
 
     def add_group(self, name: str | None = None, *, timeout_s: float | None = None) -> DomainGroup:
@@ -109,6 +109,6 @@ class TransferEngine:
 
 
 @functools.cache
-def _close_engines_at_exit() -> None:
+def close_engines_at_exit() -> None:
     """While the interpreter still runs: an engine's thread must not enter one that is gone."""
     atexit.register(_core.close_engines, microseconds(_EXIT_TIMEOUT_S))

@@ -18,23 +18,27 @@ namespace jax_fabric::ffi_layer {
 void RegisterHostBindings(nanobind::module_& m);
 void RegisterGroupBindings(nanobind::module_& m);
 void RegisterBenchmarkBindings(nanobind::module_& m);
+void RegisterSimulationBindings(nanobind::module_& m);
 
-inline Deadline AfterTimeout(int64_t timeout_us) { return Deadline::After(SteadyClock::Get(), timeout_us); }
+inline Deadline AfterTimeout(int64_t timeout_us, const Clock& clock = SteadyClock::Get()) {
+  return Deadline::After(clock, timeout_us);
+}
 
-// wait(deadline) until it returns true or the deadline has passed, without the GIL. In slices: between them Python
+// wait(deadline) until it returns true or the time is over, without the GIL. In slices: between them Python
 // handles signals, so that Ctrl-C ends a wait.
 template <typename Wait>
-bool WaitInterruptibly(Deadline deadline, Wait wait) {
+bool WaitInterruptibly(int64_t timeout_us, const Clock& clock, Wait wait) {
+  const Deadline deadline = AfterTimeout(timeout_us, clock);
   constexpr int64_t kSliceUs = 50'000;
   while (true) {
     bool ready = false;
     {
       const nanobind::gil_scoped_release released;
-      ready = wait(Deadline{std::min(deadline.at_ns, AfterTimeout(kSliceUs).at_ns)});
+      ready = wait(Deadline{std::min(deadline.at_ns, AfterTimeout(kSliceUs, clock).at_ns)});
     }
     if (ready) return true;
     if (PyErr_CheckSignals() != 0) throw nanobind::python_error();
-    if (deadline.Passed(SteadyClock::Get())) return false;
+    if (deadline.Passed(clock)) return false;
   }
 }
 

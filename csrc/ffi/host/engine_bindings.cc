@@ -100,14 +100,14 @@ void RegisterPending(nb::module_& m) {
           "wait",
           [](const Pending& self, int64_t timeout_us) {
             return self.done() ||
-                   WaitInterruptibly(AfterTimeout(timeout_us), [&](Deadline slice) { return self.WaitDone(slice); });
+                   WaitInterruptibly(timeout_us, self.clock(), [&](Deadline slice) { return self.WaitDone(slice); });
           },
           nb::arg("timeout_us"))
       .def(
           "wait_drained",
           [](const Pending& self, int64_t timeout_us) {
             return self.drained() ||
-                   WaitInterruptibly(AfterTimeout(timeout_us), [&](Deadline slice) { return self.WaitDrained(slice); });
+                   WaitInterruptibly(timeout_us, self.clock(), [&](Deadline slice) { return self.WaitDrained(slice); });
           },
           nb::arg("timeout_us"))
       .def("error",
@@ -139,7 +139,7 @@ void RegisterWatcher(nb::module_& m) {
       .def(
           "wait_until_returned",
           [](const HostWatcher& self, int64_t timeout_us) {
-            return WaitInterruptibly(AfterTimeout(timeout_us),
+            return WaitInterruptibly(timeout_us, SteadyClock::Get(),
                                      [&](Deadline slice) { return self.WaitUntilReturned(slice); });
           },
           nb::arg("timeout_us"));
@@ -153,6 +153,7 @@ void RegisterHostBindings(nb::module_& m) {
   RegisterWatcher(m);
   RegisterGroupBindings(m);
   RegisterBenchmarkBindings(m);
+  RegisterSimulationBindings(m);
 
   nb::class_<HostEngine>(m, "TransferEngine")
       .def(nb::new_([](int worker_threads) { return ValueOrRaise(HostEngine::Create(worker_threads)); }),

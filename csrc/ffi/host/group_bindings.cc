@@ -51,7 +51,7 @@ PendingPointer Run(const HostGroup& self, std::vector<std::shared_ptr<HostRegion
   Usable(self);
   auto pending = std::make_shared<Pending>(self.engine);
   RequestOptions options;
-  options.deadline = AfterTimeout(timeout_us);
+  options.deadline = AfterTimeout(timeout_us, self.engine->clock());
   options.on_worker = pending->MakeCallback();
   options.keep_alive = pending->MakeKeepAlive(std::move(sources));
   const WorkerCallback callback = options.on_worker;
@@ -90,7 +90,7 @@ std::pair<PeerHandle, std::string> AddPeer(const HostGroup& self, const nb::byte
 void WaitPeers(const HostGroup& self, const std::vector<PeerHandle>& peers, int64_t timeout_us) {
   DomainGroup& group = Usable(self);
   Status status;
-  WaitInterruptibly(AfterTimeout(timeout_us), [&](Deadline slice) {
+  WaitInterruptibly(timeout_us, self.engine->clock(), [&](Deadline slice) {
     status = group.WaitPeers(peers, slice);
     return status.has_value() || status.error().code != ErrorCode::kDeadlineExceeded;
   });
@@ -107,7 +107,8 @@ PendingPointer Expect(const HostGroup& self, uint32_t immediate, uint32_t count,
   DomainGroup& group = Usable(self);
   auto pending = std::make_shared<Pending>(self.engine);
   const WorkerCallback callback = pending->MakeCallback();
-  if (const Status status = group.ExpectImmediate(immediate, count, AfterTimeout(timeout_us), callback);
+  if (const Status status =
+          group.ExpectImmediate(immediate, count, AfterTimeout(timeout_us, self.engine->clock()), callback);
       !status.has_value()) {
     Pending::Forget(callback);
     Raise(status.error());
@@ -204,7 +205,8 @@ PendingPointer PostScatter(const std::shared_ptr<HostScatter>& self, int64_t tim
   auto pending = std::make_shared<Pending>(self->group.engine);
   pending->Keep(self);
   const WorkerCallback callback = pending->MakeCallback();
-  if (const Status status = self->scatter->Post(AfterTimeout(timeout_us), callback); !status.has_value()) {
+  const Deadline deadline = AfterTimeout(timeout_us, self->group.engine->clock());
+  if (const Status status = self->scatter->Post(deadline, callback); !status.has_value()) {
     Pending::Forget(callback);
     Raise(status.error());
   }

@@ -43,15 +43,22 @@ struct HostEngineDeleter {
   void operator()(HostEngine* engine) const { HostEngine::Retire(engine); }
 };
 
-HostEngine::HostEngine() : fork_generation_(ForkGeneration()) {}
+HostEngine::HostEngine(const EngineOptions& options, std::shared_ptr<const void> owner)
+    : fork_generation_(ForkGeneration()),
+      owner_(std::move(owner)),
+      thread_(std::this_thread::get_id()),
+      hub_(*options.clock, options.pump) {}
 
 Result<std::shared_ptr<HostEngine>> HostEngine::Create(int worker_threads) {
-  Registry& registry = Registry::Get();
   JF_ASSIGN_OR_RETURN(EngineOptions options, EngineOptionsFromEnvironment());
   if (worker_threads > 0) options.workers = static_cast<uint32_t>(worker_threads);
-  JF_ASSIGN_OR_RETURN(std::unique_ptr<TransferEngine> engine, TransferEngine::Create(std::move(options)));
-  std::shared_ptr<HostEngine> self(new HostEngine, HostEngineDeleter());
-  self->engine_ = std::move(engine);
+  return CreateWith(std::move(options), nullptr);
+}
+
+Result<std::shared_ptr<HostEngine>> HostEngine::CreateWith(EngineOptions options, std::shared_ptr<const void> owner) {
+  Registry& registry = Registry::Get();
+  std::shared_ptr<HostEngine> self(new HostEngine(options, std::move(owner)), HostEngineDeleter());
+  JF_ASSIGN_OR_RETURN(self->engine_, TransferEngine::Create(std::move(options)));
   std::lock_guard lock(registry.mutex);
   std::erase_if(registry.engines, [](const auto& other) { return other.expired(); });
   registry.engines.push_back(self);
@@ -73,6 +80,10 @@ Result<DomainGroup*> HostEngine::AddLocalGroup(const std::string& name) {
 bool HostEngine::InForkedChild() const { return ForkGeneration() != fork_generation_; }
 
 Status HostEngine::CheckProcess() const {
+  if (owner_ != nullptr && thread_ != std::this_thread::get_id()) {
+    return MakeError(ErrorCode::kFailedPrecondition,
+                     "a simulated fabric and its groups belong to the thread that made them");
+  }
   if (!InForkedChild()) return {};
   return MakeError(ErrorCode::kFailedPrecondition,
                    "this engine belongs to the process that forked this one: make a new one here, or start processes "
@@ -87,7 +98,8 @@ void HostEngine::ClearAtClose(const std::shared_ptr<PythonCallback>& callback) {
 
 Status HostEngine::Close(int64_t timeout_us) {
   if (InForkedChild()) return {};
-  JF_RETURN_IF_ERROR(engine_->Close(Deadline::After(SteadyClock::Get(), timeout_us)));
+  if (engine_ == nullptr) return {};  // it was never made
+  JF_RETURN_IF_ERROR(engine_->Close(Deadline::After(clock(), timeout_us)));
   closed_.store(true, std::memory_order_release);
   std::vector<std::weak_ptr<PythonCallback>> callbacks;
   {
@@ -105,6 +117,12 @@ void HostEngine::Leak() { static_cast<void>(engine_.release()); }
 void HostEngine::Retire(HostEngine* self) {
   if (self->InForkedChild()) return;
   if (self->closed_.load(std::memory_order_acquire)) {
+    delete self;
+    return;
+  }
+  if (self->owner_ != nullptr) {
+    // There are no threads to wait for.
+    static_cast<void>(self->Close(kRetireTimeoutUs));
     delete self;
     return;
   }

@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "csrc/base/status.h"
@@ -21,8 +22,11 @@ class HostEngine {
  public:
   // worker_threads 0: as JAX_FABRIC_WORKERS says, by default by the number of cores.
   static Result<std::shared_ptr<HostEngine>> Create(int worker_threads);
+  // On a clock and with a pump of somebody's, which the engine keeps: without threads, for the one thread that made it.
+  static Result<std::shared_ptr<HostEngine>> CreateWith(EngineOptions options, std::shared_ptr<const void> owner);
 
   Result<DomainGroup*> AddLocalGroup(const std::string& name);
+  const Clock& clock() const { return hub_.clock(); }
   TransferEngine& engine() { return *engine_; }
   // Where Python waits for what the worker reports to it.
   WaitHub& hub() { return hub_; }
@@ -42,14 +46,16 @@ class HostEngine {
 
  private:
   friend struct HostEngineDeleter;
-  HostEngine();
+  HostEngine(const EngineOptions& options, std::shared_ptr<const void> owner);
   ~HostEngine() = default;
   void Leak();
   // By whoever drops the last reference, which may be a thread of the engine itself.
   static void Retire(HostEngine* self);
 
   const uint64_t fork_generation_;
-  WaitHub hub_{SteadyClock::Get()};
+  const std::shared_ptr<const void> owner_;  // of clock and pump; null: the machine's clock, and threads
+  const std::thread::id thread_;             // where there is an owner, all that may use the engine
+  WaitHub hub_;
   std::unique_ptr<TransferEngine> engine_;
   std::mutex mutex_;
   std::vector<std::weak_ptr<PythonCallback>> callbacks_;

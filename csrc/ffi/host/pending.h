@@ -35,6 +35,7 @@ class Pending : public std::enable_shared_from_this<Pending> {
   // The request as the engine knows it, so that it can be cancelled. Once, after it was submitted.
   void SetTransfer(Transfer transfer);
 
+  const Clock& clock() const { return engine_->clock(); }                    // that its deadlines are on
   bool done() const { return done_.load(std::memory_order_seq_cst); }        // partner: Finish
   bool drained() const { return drained_.load(std::memory_order_seq_cst); }  // partner: InFlight
   const Status& result() const { return result_; }                           // once done

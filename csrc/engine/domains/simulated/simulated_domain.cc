@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "csrc/base/byte_reader.h"
 #include "csrc/base/byte_writer.h"
@@ -36,8 +37,11 @@ SimulatedDomain::SimulatedDomain(SimulatedNetwork& network, SimulatedDomainOptio
   answerer_.emplace(incarnation_, [](const HandshakeDatagram&) { return Bytes(); });
 }
 
-SimulatedDomain::~SimulatedDomain() {
+SimulatedDomain::~SimulatedDomain() { Leave(); }
+
+void SimulatedDomain::Leave() {
   const Lock lock(network_.mutex_);
+  if (std::exchange(left_, true)) return;
   network_.Leave(index_);
 }
 

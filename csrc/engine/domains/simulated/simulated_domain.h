@@ -23,6 +23,9 @@ class SimulatedDomain final : public Domain {
   SimulatedDomain(SimulatedNetwork& network, SimulatedDomainOptions options);
   ~SimulatedDomain() override;
 
+  // The same for all others, while it is still there: nothing may be posted any more.
+  void Leave();
+
   SimulatedFaults& faults() { return options_.faults; }
   // All writes that were taken, in order, where the options want them recorded.
   const std::vector<WriteRequest>& writes() const { return writes_; }
@@ -83,6 +86,7 @@ class SimulatedDomain final : public Domain {
   SimulatedNetwork& network_;
   SimulatedDomainOptions options_;
   uint32_t index_ = 0;
+  bool left_ = false;
   uint64_t incarnation_ = 0;
   Bytes address_;
   std::optional<HandshakeAnswerer> answerer_;

@@ -151,6 +151,41 @@ headers_configure = repository_rule(
     configure = True,
 )
 
+# ---- libsodium ---------------------------------------------------------------------------------
+
+def _sodium_configure_impl(ctx):
+    home = _env(ctx, "SODIUM_HOME")
+    include = _find(ctx, "sodium.h", _under(home, "include") + _SYSTEM_INCLUDES)
+    lib = _find(ctx, "libsodium.a", _under(home, "lib") + _LIBRARY_FOLDERS)
+    if not include or not lib:
+        _write(ctx, _BUILD_HEAD + _missing_target(
+            "sodium",
+            "libsodium (with libsodium.a) not found: apt-get install libsodium-dev, or set SODIUM_HOME" + _REFETCH,
+        ))
+        return
+    ctx.symlink(include + "/sodium.h", "include/sodium.h")
+    ctx.symlink(include + "/sodium", "include/sodium")
+
+    # libsodium compiles its static library with -fPIC, too; the name is how Bazel knows. Linked statically, so that
+    # the wheel needs nothing of the machine.
+    ctx.symlink(lib + "/libsodium.a", "libsodium.pic.a")
+    _write(ctx, _BUILD_HEAD + """\
+cc_library(
+    name = "sodium",
+    srcs = ["libsodium.pic.a"],
+    hdrs = glob(["include/**"]),
+    includes = ["include"],
+    linkopts = ["-pthread"],
+)
+""")
+
+sodium_configure = repository_rule(
+    implementation = _sodium_configure_impl,
+    environ = ["SODIUM_HOME"],
+    local = True,
+    configure = True,
+)
+
 # ---- RDMA --------------------------------------------------------------------------------------
 
 def _rdma_configure_impl(ctx):
@@ -398,4 +433,5 @@ LOCAL_REPOSITORIES = {
     "jax_fabric_headers": headers_configure,
     "jax_fabric_python": python_configure,
     "jax_fabric_rdma": rdma_configure,
+    "jax_fabric_sodium": sodium_configure,
 }

@@ -84,12 +84,18 @@ bool ParseSeeds(std::string_view text, Config& config) {
   return true;
 }
 
+bool ParseSecretFile(std::string_view text, Config& config) {
+  config.secret_file = text;
+  return !text.empty();
+}
+
 constexpr Variable kVariables[] = {
     {"SPIN_US", "0 to 1000000000 (microseconds)", ParseInteger<&Config::spin_us, 0, 1'000'000'000>},
     {"YIELD_US", "0 to 1000000000 (microseconds)", ParseInteger<&Config::yield_us, 0, 1'000'000'000>},
     {"IDLE", "adaptive, spin or sleep", ParseIdle},
     {"WORKERS", "0 to 1024 (threads; 0: chosen by the engine)", ParseInteger<&Config::workers, 0, 1024>},
     {"LOG", "debug, info, warning, error or off", ParseLog},
+    {"SECRET_FILE", "the path of a file with the fabric's secret", ParseSecretFile},
     {"SOAK", "0 or 1", ParseSoak},
     {"SEEDS", "a seed, or FIRST-END with END above FIRST and not among them", ParseSeeds},
 };

@@ -27,6 +27,7 @@ struct Config {
   Idle idle = Idle::kAdaptive;        // JAX_FABRIC_IDLE
   uint32_t workers = 0;               // JAX_FABRIC_WORKERS: threads; 0: chosen by the engine
   LogLevel log = LogLevel::kWarning;  // JAX_FABRIC_LOG
+  std::string secret_file;            // JAX_FABRIC_SECRET_FILE: of Secret::FromFile; empty: none
 
   // --- of tests
   bool soak = false;  // JAX_FABRIC_SOAK: their long versions

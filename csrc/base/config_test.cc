@@ -17,17 +17,20 @@ TEST(Config, DefaultsWithoutVariables) {
   EXPECT_EQ(config.log, LogLevel::kWarning);
   EXPECT_FALSE(config.soak);
   EXPECT_EQ(config.seeds.size(), 0u);
+  EXPECT_EQ(config.secret_file, "");
 }
 
 TEST(Config, ReadsEveryVariable) {
-  const Config config = ParseConfig(Environment{"JAX_FABRIC_SPIN_US=0", "JAX_FABRIC_YIELD_US=7", "JAX_FABRIC_IDLE=spin",
-                                                "JAX_FABRIC_WORKERS=3", "JAX_FABRIC_LOG=debug"})
-                            .value();
+  const Config config =
+      ParseConfig(Environment{"JAX_FABRIC_SPIN_US=0", "JAX_FABRIC_YIELD_US=7", "JAX_FABRIC_IDLE=spin",
+                              "JAX_FABRIC_WORKERS=3", "JAX_FABRIC_LOG=debug", "JAX_FABRIC_SECRET_FILE=/run/key"})
+          .value();
   EXPECT_EQ(config.spin_us, 0);
   EXPECT_EQ(config.yield_us, 7);
   EXPECT_EQ(config.idle, Config::Idle::kSpin);
   EXPECT_EQ(config.workers, 3u);
   EXPECT_EQ(config.log, LogLevel::kDebug);
+  EXPECT_EQ(config.secret_file, "/run/key");
 }
 
 TEST(Config, UnknownNamesListTheKnownOnes) {
@@ -52,10 +55,11 @@ TEST(Config, SeedsAreOneOrARange) {
 }
 
 TEST(Config, MalformedValuesAreErrors) {
-  for (const char* entry : {"JAX_FABRIC_SPIN_US=", "JAX_FABRIC_SPIN_US=5ms", "JAX_FABRIC_SPIN_US=-1",
-                            "JAX_FABRIC_SPIN_US=99999999999999999999", "JAX_FABRIC_IDLE=Spin", "JAX_FABRIC_IDLE",
-                            "JAX_FABRIC_LOG=2", "JAX_FABRIC_WORKERS=1025", "JAX_FABRIC_SOAK=", "JAX_FABRIC_SEEDS=",
-                            "JAX_FABRIC_SEEDS=7-7", "JAX_FABRIC_SEEDS=7-", "JAX_FABRIC_SEEDS=-7"}) {
+  for (const char* entry :
+       {"JAX_FABRIC_SPIN_US=", "JAX_FABRIC_SPIN_US=5ms", "JAX_FABRIC_SPIN_US=-1",
+        "JAX_FABRIC_SPIN_US=99999999999999999999", "JAX_FABRIC_IDLE=Spin", "JAX_FABRIC_IDLE", "JAX_FABRIC_LOG=2",
+        "JAX_FABRIC_WORKERS=1025", "JAX_FABRIC_SOAK=", "JAX_FABRIC_SEEDS=", "JAX_FABRIC_SEEDS=7-7",
+        "JAX_FABRIC_SEEDS=7-", "JAX_FABRIC_SEEDS=-7", "JAX_FABRIC_SECRET_FILE="}) {
     const auto config = ParseConfig(Environment{entry});
     ASSERT_FALSE(config.has_value()) << entry;
     EXPECT_EQ(config.error().code, ErrorCode::kInvalidArgument);

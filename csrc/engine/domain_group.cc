@@ -27,13 +27,14 @@ uint64_t SmallestWriteLimit(std::span<const std::unique_ptr<Domain>> domains) {
 
 }  // namespace
 
-DomainGroup::DomainGroup(GroupOptions options, uint64_t incarnation, const Clock& clock, Waker& waker, WaitHub& hub,
-                         Executor& callback_executor)
-    : incarnation_(incarnation) {
-  const uint64_t domain_limit = options.domains[0]->limits().max_message_bytes;
-  const uint64_t message_bytes =
-      std::min(domain_limit, options.max_send_bytes == 0 ? kDefaultMessageBytes : options.max_send_bytes);
-  messages_ = std::make_unique<MessagePool>(callback_executor, options.send_slots, message_bytes);
+DomainGroup::DomainGroup(GroupOptions options, std::shared_ptr<const FabricKey> key, uint64_t incarnation,
+                         const Clock& clock, Waker& waker, WaitHub& hub, Executor& callback_executor)
+    : key_(std::move(key)), incarnation_(incarnation) {
+  std::unique_ptr<MessageAuthenticator> authenticator;
+  if (key_ != nullptr) authenticator = std::make_unique<MessageAuthenticator>(key_, incarnation_);
+  messages_ = std::make_unique<MessagePool>(callback_executor, std::move(authenticator), options.send_slots,
+                                            options.max_send_bytes == 0 ? kDefaultMessageBytes : options.max_send_bytes,
+                                            options.domains[0]->limits().max_message_bytes);
   driver_ = std::make_unique<GroupDriver>(std::move(options.name), std::move(options.domains), clock, waker, hub);
   peers_ = std::make_unique<PeerTable>();
   grants_ = std::make_unique<GrantProtocol>(*this, *driver_, *peers_);
@@ -67,12 +68,16 @@ Bytes DomainGroup::Address() const {
   for (const auto& domain : driver_->domains()) {
     address.nics.emplace_back(domain->address().begin(), domain->address().end());
   }
-  return address.Serialize();
+  return address.Serialize(key_.get());
 }
 
 Result<PeerHandle> DomainGroup::AddPeer(ByteView bytes) {
   JF_RETURN_IF_ERROR(CheckAccepting("add peer"));
   JF_ASSIGN_OR_RETURN(PeerAddress address, PeerAddress::Parse(bytes));
+  if (const Status authentic = address.Authenticate(bytes, key_.get()); !authentic.has_value()) {
+    return MakeError(authentic.error().code, "group '{}': add peer '{}': {}", name(), address.name,
+                     authentic.error().message);
+  }
   const DomainKind kind = driver_->domains()[0]->kind();
   if (address.kind != kind) {
     return MakeError(ErrorCode::kFailedPrecondition,
@@ -340,7 +345,7 @@ Result<Transfer> DomainGroup::Barrier(std::span<const BarrierTarget> targets, Re
 Result<Transfer> DomainGroup::Send(PeerHandle handle, ByteView message, RequestOptions options) {
   JF_RETURN_IF_ERROR(CheckAccepting("send"));
   JF_ASSIGN_OR_RETURN(Peer * peer, planner_->FindPeer(handle, "send"));
-  const uint64_t limit = std::min(messages_->max_send_bytes(), peer->address.max_message_bytes);
+  const uint64_t limit = messages_->max_send_bytes(*peer);
   if (message.size() > limit) {
     return MakeError(ErrorCode::kOutOfRange,
                      "group '{}': send to {}: {} bytes; a message has at most {}: write the payload into the peer's "
@@ -350,9 +355,9 @@ Result<Transfer> DomainGroup::Send(PeerHandle handle, ByteView message, RequestO
   JF_ASSIGN_OR_RETURN(Submission * submission, submissions_->Take(options));
   Transfer transfer(submission);
   JF_ASSIGN_OR_RETURN(const MessagePool::Slot slot, messages_->TakeSlot(*driver_, options));
-  std::copy(message.begin(), message.end(), slot.data);
+  const uint64_t packet_bytes = messages_->Pack(slot, message, *peer);
   submission->SetMessageSlot(messages_.get(), slot.index);
-  submission->send.SetMessage(peer, slot.data, slot.local_key, message.size());
+  submission->send.SetMessage(peer, slot.data, slot.local_key, packet_bytes);
   submission->Submit(&submission->send, std::move(options));
   return transfer;
 }
@@ -361,5 +366,8 @@ Status DomainGroup::ReceiveMessages(ReceiveOptions options) {
   JF_RETURN_IF_ERROR(CheckAccepting("receive messages"));
   return messages_->StartReceives(*driver_, std::move(options));
 }
+
+uint64_t DomainGroup::forged_messages() const { return messages_->forged(); }
+uint64_t DomainGroup::replayed_messages() const { return messages_->replayed(); }
 
 }  // namespace jax_fabric

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "csrc/base/clock.h"
+#include "csrc/base/fabric_key.h"
 #include "csrc/base/status.h"
 #include "csrc/engine/domain.h"
 #include "csrc/engine/group_options.h"
@@ -46,7 +47,7 @@ class DomainGroup {
   // --- peers
   // Versioned, checksummed bytes that contain every NIC's address, this engine's incarnation and its limits.
   Bytes Address() const;
-  // Starts to connect. Refuses another protocol version, domain kind or NIC count with words. The same address
+  // Starts to connect. Refuses another protocol version, secret, domain kind or NIC count with words. The same address
   // twice gives the same handle.
   Result<PeerHandle> AddPeer(ByteView address);
   // Until every peer is ready; the error names those that are not.
@@ -111,19 +112,24 @@ class DomainGroup {
   // --- messages, over the first NIC. Peers may be in any order; one peer's messages, too.
   Result<Transfer> Send(PeerHandle peer, ByteView message, RequestOptions options);
   Status ReceiveMessages(ReceiveOptions options);
+  // Messages that came and were dropped, in a fabric with a secret: not from who they say that they are from, or not to
+  // this group; and genuine ones that had come before.
+  uint64_t forged_messages() const;
+  uint64_t replayed_messages() const;
 
  private:
   friend class TransferEngine;
 
   // Everything referred to outlives the group.
-  DomainGroup(GroupOptions options, uint64_t incarnation, const Clock& clock, Waker& waker, WaitHub& hub,
-              Executor& callback_executor);
+  DomainGroup(GroupOptions options, std::shared_ptr<const FabricKey> key, uint64_t incarnation, const Clock& clock,
+              Waker& waker, WaitHub& hub, Executor& callback_executor);
   GroupDriver& driver() { return *driver_; }
   Status CheckAccepting(const char* what) const;
   Status CheckGrants(const char* what) const;
   Status CheckGrant(const char* what, const RequestOptions& options, PeerHandle peer, PeerHandle first,
                     std::optional<uint32_t> immediate) const;
 
+  const std::shared_ptr<const FabricKey> key_;  // null: a fabric without a secret
   const uint64_t incarnation_;
   // In this order: a NIC may write into messages_ until the driver's domains are gone.
   std::unique_ptr<MessagePool> messages_;

@@ -3,11 +3,13 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "csrc/base/clock.h"
 #include "csrc/base/config.h"
 #include "csrc/base/executor.h"
+#include "csrc/base/fabric_key.h"
 #include "csrc/engine/idle_policy.h"
 
 namespace jax_fabric {
@@ -22,6 +24,8 @@ struct EngineOptions {
   uint32_t workers = 0;
   // The core of worker i, where the list is that long and the entry is not negative.
   std::vector<int> worker_cores = {};
+  // Of the fabric. With it, peers and messages are authenticated; without, anybody who reaches the engine is believed.
+  std::shared_ptr<const FabricKey> key = {};
   // Where users' callbacks run; outlives the engine. Null: a thread of the engine's, or inline without threads.
   Executor* callback_executor = nullptr;
   // Without threads: called over and over by functions that wait (WaitPeers, Transfer::Wait, Close). Has to step every

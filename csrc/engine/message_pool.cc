@@ -13,10 +13,12 @@ constexpr uint64_t kAlignment = 64;
 
 }  // namespace
 
-MessagePool::MessagePool(Executor& executor, uint32_t send_slots, uint64_t max_send_bytes)
+MessagePool::MessagePool(Executor& executor, std::unique_ptr<MessageAuthenticator> authenticator, uint32_t send_slots,
+                         uint64_t max_send_bytes, uint64_t max_packet_bytes)
     : executor_(executor),
+      authenticator_(std::move(authenticator)),
       send_slots_(std::clamp(send_slots, 1u, IndexStack::kCapacity)),
-      max_send_bytes_(max_send_bytes) {}
+      max_packet_bytes_(std::min(max_packet_bytes, std::min(max_packet_bytes, max_send_bytes) + trailer_bytes())) {}
 
 MessagePool::~MessagePool() = default;
 
@@ -34,7 +36,7 @@ Result<MessagePool::Slab> MessagePool::MakeSlab(Domain& domain, uint32_t count, 
 Status MessagePool::MakeSendSlots(GroupDriver& driver) {
   std::lock_guard lock(mutex_);
   if (has_send_slots_.load(std::memory_order_relaxed)) return {};
-  JF_ASSIGN_OR_RETURN(send_slab_, MakeSlab(*driver.domains()[0], send_slots_, max_send_bytes_));
+  JF_ASSIGN_OR_RETURN(send_slab_, MakeSlab(*driver.domains()[0], send_slots_, max_packet_bytes_));
   driver_ = &driver;
   free_.Reserve(send_slots_);
   for (uint32_t i = 0; i < send_slots_; ++i) free_.Push(i);
@@ -57,6 +59,22 @@ Result<MessagePool::Slot> MessagePool::TakeSlot(GroupDriver& driver, const Reque
   return Slot{send_slab_.first + *index * send_slab_.stride, send_slab_.region.local_key, *index};
 }
 
+uint64_t MessagePool::max_send_bytes(const Peer& peer) const {
+  const uint64_t packet_bytes = std::min(max_packet_bytes_, peer.address.max_message_bytes);
+  return packet_bytes - std::min(packet_bytes, trailer_bytes());
+}
+
+uint64_t MessagePool::Pack(const Slot& slot, ByteView message, Peer& peer) {
+  std::copy(message.begin(), message.end(), slot.data);
+  const uint64_t packet_bytes = message.size() + trailer_bytes();
+  if (authenticator_ != nullptr) {
+    // Relaxed: the numbers have to differ, and nothing else.
+    const uint64_t sequence = peer.next_message.fetch_add(1, std::memory_order_relaxed);
+    authenticator_->Seal({slot.data, packet_bytes}, peer.address.incarnation, sequence);
+  }
+  return packet_bytes;
+}
+
 void MessagePool::ReturnSlot(uint32_t index) {
   free_.Push(index);
   driver_->hub().Notify();
@@ -68,14 +86,16 @@ Status MessagePool::StartReceives(GroupDriver& driver, ReceiveOptions options) {
   if (buffers_ != nullptr) {
     return MakeError(ErrorCode::kAlreadyExists, "group '{}': messages are being received already", driver.name());
   }
-  if (!options.on_message || options.buffers == 0 || options.max_bytes > domain.limits().max_message_bytes ||
+  const uint64_t limit =
+      domain.limits().max_message_bytes - std::min(domain.limits().max_message_bytes, trailer_bytes());
+  if (!options.on_message || options.buffers == 0 || options.max_bytes > limit ||
       options.buffers > domain.limits().max_receives) {
     return MakeError(ErrorCode::kInvalidArgument,
                      "group '{}': receive: {} buffers of {} bytes{}; {} takes 1 to {} buffers of at most {} bytes",
                      driver.name(), options.buffers, options.max_bytes, options.on_message ? "" : " without on_message",
-                     domain.name(), domain.limits().max_receives, domain.limits().max_message_bytes);
+                     domain.name(), domain.limits().max_receives, limit);
   }
-  JF_ASSIGN_OR_RETURN(receive_slab_, MakeSlab(domain, options.buffers, options.max_bytes));
+  JF_ASSIGN_OR_RETURN(receive_slab_, MakeSlab(domain, options.buffers, options.max_bytes + trailer_bytes()));
   receive_ = std::move(options);
   buffers_ = std::make_unique<Buffer[]>(receive_.buffers);
   for (uint32_t i = 0; i < receive_.buffers; ++i) {
@@ -99,8 +119,9 @@ void MessagePool::Buffer::Start(GroupDriver& group) {
   if (!group.accepting()) return;
   group.SetReceiveHandler(pool);
   Domain& domain = *group.domains()[0];
-  const PostResult result = domain.PostReceive(ReceiveRequest{
-      reinterpret_cast<uint64_t>(this), data, pool->receive_slab_.region.local_key, pool->receive_.max_bytes});
+  const PostResult result =
+      domain.PostReceive(ReceiveRequest{reinterpret_cast<uint64_t>(this), data, pool->receive_slab_.region.local_key,
+                                        pool->receive_.max_bytes + pool->trailer_bytes()});
   if (result == PostResult::kAgain) group.Submit(this);
 }
 
@@ -110,11 +131,22 @@ void MessagePool::OnReceive(const Completion& completion, const Peer* peer) {
     // The buffer came back empty: the domain closes, or a peer broke off. Posting it again is all there is to do.
     return buffer.driver->Submit(&buffer);
   }
-  const ByteView message(buffer.data, std::min(completion.length, receive_.max_bytes));
+  const uint64_t packet_bytes = std::min(completion.length, receive_.max_bytes + trailer_bytes());
+  if (!IsGenuine({buffer.data, packet_bytes}, peer)) return buffer.driver->Submit(&buffer);
+  const ByteView message(buffer.data, packet_bytes - trailer_bytes());
   if (filter_ != nullptr && filter_->Take(peer, message)) return buffer.driver->Submit(&buffer);
   buffer.peer = peer == nullptr ? Completion::kUnknownPeer : peer->handle;
   buffer.length = message.size();
   executor_.Submit(&buffer.deliver);
+}
+
+bool MessagePool::IsGenuine(std::span<std::byte> packet, const Peer* peer) {
+  if (authenticator_ == nullptr) return true;
+  using Verdict = MessageAuthenticator::Verdict;
+  const Verdict verdict = authenticator_->Open(packet, peer == nullptr ? 0 : peer->address.incarnation);
+  if (verdict == Verdict::kForged) forged_.fetch_add(1, std::memory_order_relaxed);
+  if (verdict == Verdict::kReplayed) replayed_.fetch_add(1, std::memory_order_relaxed);
+  return verdict == Verdict::kGenuine;
 }
 
 }  // namespace jax_fabric

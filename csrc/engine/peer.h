@@ -70,6 +70,8 @@ struct Peer {
   Bytes address_bytes;      // what it was parsed from
   std::string label;        // "peer 3 'decoder-1'"
   uint64_t part_limit = 0;  // see shard_plan.h
+  // Sequence number of the next message to it: other ones than those of an earlier peer with the same address.
+  std::atomic<uint64_t> next_message{0};
 
   // Stored by the worker alone, with release: `cause` and `ids` are written before. Acquire everywhere else.
   std::atomic<PeerState> state{PeerState::kConnecting};

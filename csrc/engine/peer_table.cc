@@ -3,6 +3,12 @@
 #include "csrc/engine/shard_plan.h"
 
 namespace jax_fabric {
+namespace {
+
+// A peer gets 2^40 sequence numbers for messages.
+constexpr int kMessageBits = 40;
+
+}  // namespace
 
 Result<std::pair<Peer*, bool>> PeerTable::Add(ByteView bytes, PeerAddress address, uint64_t own_max_write_bytes) {
   std::lock_guard lock(mutex_);
@@ -19,6 +25,7 @@ Result<std::pair<Peer*, bool>> PeerTable::Add(ByteView bytes, PeerAddress addres
   peer.label = fmt::format("peer {} '{}'", handle, address.name);
   peer.part_limit = PartLimit(own_max_write_bytes, address.max_write_bytes);
   peer.address = std::move(address);
+  peer.next_message.store(added_++ << kMessageBits, std::memory_order_relaxed);  // published with count_
   peer.connect.peer = peer.remove.peer = &peer;
   peer.address_bytes = key;
   by_address_.emplace(std::move(key), &peer);

@@ -33,6 +33,7 @@ class PeerTable {
   std::map<Bytes, Peer*> by_address_;
   StableTable<Peer, 64, 16384> peers_;
   std::atomic<uint32_t> count_{0};
+  uint64_t added_ = 0;  // under the mutex: peers that there ever were
 };
 
 }  // namespace jax_fabric

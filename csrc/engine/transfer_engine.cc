@@ -87,7 +87,8 @@ Result<DomainGroup*> TransferEngine::AddGroup(GroupOptions options) {
   std::lock_guard lock(mutex_);
   if (closing_) return MakeError(ErrorCode::kCancelled, "add group '{}': the engine is closed", options.name);
   JF_ASSIGN_OR_RETURN(Worker * worker, WorkerForNextGroup());
-  groups_.emplace_back(new DomainGroup(std::move(options), incarnation, clock(), worker->waker(), hub_, *callbacks_));
+  groups_.emplace_back(
+      new DomainGroup(std::move(options), options_.key, incarnation, clock(), worker->waker(), hub_, *callbacks_));
   worker->Add(&groups_.back()->driver());
   return groups_.back().get();
 }

@@ -36,6 +36,8 @@ class TransferEngine {
   // Where users' callbacks run.
   Executor& callback_executor() { return *callbacks_; }
   const Clock& clock() const { return *options_.clock; }
+  // Of its fabric's secret, or null; domains want it, too.
+  const std::shared_ptr<const FabricKey>& key() const { return options_.key; }
 
   // Without threads only: one round of everything. Returns whether anything happened.
   bool Step();

@@ -1,6 +1,11 @@
 // Peer addresses and descriptors: what comes from the wire.
 #include <gtest/gtest.h>
 
+#include <memory>
+#include <string>
+
+#include "csrc/base/byte_reader.h"
+#include "csrc/base/byte_writer.h"
 #include "csrc/engine/descriptor.h"
 #include "csrc/engine/peer_address.h"
 
@@ -27,6 +32,55 @@ TEST(PeerAddress, RoundTrip) {
   EXPECT_EQ(parsed.max_write_bytes, address.max_write_bytes);
   EXPECT_EQ(parsed.max_message_bytes, address.max_message_bytes);
   EXPECT_EQ(parsed.nics, address.nics);
+  EXPECT_EQ(parsed.secret_fingerprint, 0u);
+}
+
+std::shared_ptr<const FabricKey> KeyOf(const std::string& secret) {
+  return FabricKey::Create(Secret::From(std::as_bytes(std::span(secret))).value()).value();
+}
+
+// What AddPeer does.
+Status Authenticate(const Bytes& bytes, const FabricKey* key) {
+  JF_ASSIGN_OR_RETURN(const PeerAddress address, PeerAddress::Parse(bytes));
+  return address.Authenticate(bytes, key);
+}
+
+TEST(PeerAddress, ProvesTheSecret) {
+  const auto ours = KeyOf("the secret of one fabric");
+  const auto theirs = KeyOf("the secret of another one");
+  const Bytes bytes = SomeAddress().Serialize(ours.get());
+  EXPECT_TRUE(Authenticate(bytes, ours.get()).has_value());
+  EXPECT_TRUE(Authenticate(bytes, KeyOf("the secret of one fabric").get()).has_value());
+  EXPECT_TRUE(Authenticate(SomeAddress().Serialize(), nullptr).has_value());
+
+  // Both sides' secrets can be compared by what the error says, and it says how to make them equal.
+  const Error other = Authenticate(bytes, theirs.get()).error();
+  EXPECT_EQ(other.code, ErrorCode::kPermissionDenied);
+  for (const std::string& part : {"there: " + DescribeSecret(ours.get()), "here: " + DescribeSecret(theirs.get()),
+                                  std::string("JAX_FABRIC_SECRET_FILE")}) {
+    EXPECT_NE(other.message.find(part), std::string::npos) << other.message;
+  }
+  EXPECT_NE(Authenticate(bytes, nullptr).error().message.find("here: none"), std::string::npos);
+  EXPECT_NE(Authenticate(SomeAddress().Serialize(), ours.get()).error().message.find("there: none"), std::string::npos);
+}
+
+// Whoever changes an address makes its checksum anew.
+TEST(PeerAddress, ForgeriesAreRefused) {
+  const auto key = KeyOf("the secret of one fabric");
+  const Bytes good = SomeAddress().Serialize(key.get());
+  const Frame frame = OpenFrame(0x4441464a, kProtocolVersion, good, "address").value();
+  for (size_t bit = 0; bit < frame.payload.size() * 8; ++bit) {
+    Bytes payload(frame.payload.begin(), frame.payload.end());
+    payload[bit / 8] ^= std::byte{1} << (bit % 8);
+    const Bytes forged = SealFrame(0x4441464a, kProtocolVersion, payload);
+    EXPECT_FALSE(Authenticate(forged, key.get()).has_value()) << bit;
+  }
+  // What a newer version appends is covered, too.
+  Bytes longer(frame.payload.begin(), frame.payload.end());
+  longer.push_back(std::byte{0});
+  const Bytes appended = SealFrame(0x4441464a, kProtocolVersion, longer);
+  ASSERT_TRUE(PeerAddress::Parse(appended).has_value());
+  EXPECT_FALSE(Authenticate(appended, key.get()).has_value());
 }
 
 TEST(PeerAddress, DamageIsRefused) {

@@ -41,9 +41,10 @@ class SteppedFabric {
   }
 
   SteppedRank& Add(const std::string& name, int nics = 1, simulated::SimulatedDomainOptions domain = PromptNic(),
-                   GroupOptions group = {}) {
+                   GroupOptions group = {}, std::shared_ptr<const FabricKey> key = {}) {
     auto rank = std::make_unique<SteppedRank>();
     EngineOptions options;
+    options.key = std::move(key);
     options.threads = false;
     options.clock = &clock_;
     options.pump = [this] { Step(); };

@@ -1,6 +1,7 @@
 #include "csrc/engine/domains/conformance/conformance_fabric.h"
 
 #include <map>
+#include <string_view>
 #include <utility>
 
 namespace jax_fabric::conformance {
@@ -12,6 +13,11 @@ std::map<std::string, FabricFactory>& Factories() {
 }
 
 }  // namespace
+
+std::shared_ptr<const FabricKey> ConformanceKey() {
+  static constexpr std::string_view kSecret = "the secret of the conformance suites";
+  return FabricKey::Create(Secret::From(std::as_bytes(std::span(kSecret))).value()).value();
+}
 
 bool RegisterConformanceFabric(const std::string& name, FabricFactory factory) {
   return Factories().emplace(name, std::move(factory)).second;

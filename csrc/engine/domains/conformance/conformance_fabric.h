@@ -12,6 +12,7 @@
 #include <string>
 
 #include "csrc/base/clock.h"
+#include "csrc/base/fabric_key.h"
 #include "csrc/base/status.h"
 #include "csrc/engine/domain.h"
 
@@ -41,6 +42,9 @@ class ConformanceFabric {
 };
 
 using FabricFactory = std::function<std::unique_ptr<ConformanceFabric>()>;
+
+// Of the secret that all nodes share, in whatever process they are.
+std::shared_ptr<const FabricKey> ConformanceKey();
 
 // Process-wide, by name, because a node in another process makes its own.
 bool RegisterConformanceFabric(const std::string& name, FabricFactory factory);

@@ -58,6 +58,7 @@ void EngineConformance::MakeNodes(size_t count) {
     Node node;
     EngineOptions options;
     options.threads = GetParam().threads;
+    options.key = ConformanceKey();
     options.clock = &fabric_->clock();
     options.idle = {.mode = IdleMode::kAdaptive, .spin_us = 5, .yield_us = 50};  // more threads than cores
     if (!options.threads) options.pump = [this] { Step(); };

@@ -178,7 +178,7 @@ TEST_P(EngineConformance, MessagesOfEverySizeBothWays) {
   for (size_t node = 0; node < 2; ++node) {
     ReceiveOptions options;
     options.buffers = 8;
-    options.max_bytes = 1000;
+    options.max_bytes = 900;
     options.on_message = [&received, node, this](PeerHandle peer, ByteView message) {
       Received& mine = received[node];
       const std::lock_guard<std::mutex> lock(mine.mutex);

@@ -3,8 +3,11 @@
 #include <poll.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <utility>
+
+#include "csrc/engine/domains/local/hand_over.h"
 
 namespace jax_fabric::local {
 namespace {
@@ -26,9 +29,13 @@ std::vector<UniqueFd> TakeDescriptors(msghdr& message) {
 
 }  // namespace
 
-DescriptorClient::DescriptorClient(std::string socket_name, uint32_t peer_pid, const DescriptorRequest& request,
-                                   Deadline deadline)
-    : socket_name_(std::move(socket_name)), peer_pid_(peer_pid), request_(request), deadline_(deadline) {}
+DescriptorClient::DescriptorClient(const LocalAddress& server, const DescriptorRequest& request,
+                                   std::shared_ptr<const FabricKey> key, Deadline deadline)
+    : socket_name_(server.socket_name),
+      peer_pid_(server.process.pid),
+      request_(request),
+      key_(std::move(key)),
+      deadline_(deadline) {}
 
 std::optional<Result<ReceivedDescriptors>> DescriptorClient::Poll() {
   if (!socket_.valid()) {
@@ -71,6 +78,7 @@ Result<bool> DescriptorClient::Connect() {
                      "the Unix socket @{} belongs to user {} and this process to {}: run all ranks as one user",
                      socket_name_, credentials.uid, geteuid());
   }
+  JF_RETURN_IF_ERROR(SetNonce(request_));
   if (send(connection.get(), &request_, sizeof(request_), MSG_NOSIGNAL) != sizeof(request_)) {
     return MakeError(ErrorCode::kUnavailable, "process {} closed its Unix socket @{}: {}", peer_pid_, socket_name_,
                      strerror(errno));
@@ -79,9 +87,20 @@ Result<bool> DescriptorClient::Connect() {
   return true;
 }
 
+Status DescriptorClient::SendProof(ByteView challenge) {
+  JF_ASSIGN_OR_RETURN(const DescriptorProof proof, AnswerChallenge(request_, challenge, key_.get()));
+  if (send(socket_.get(), &proof, sizeof(proof), MSG_NOSIGNAL) == sizeof(proof)) return {};
+  return MakeError(ErrorCode::kUnavailable, "the connection was closed: {}", strerror(errno));
+}
+
+tl::unexpected<Error> DescriptorClient::Failure(const Error& error) const {
+  return MakeError(error.code, "process {} on its Unix socket @{}: {}", peer_pid_, socket_name_, error.message);
+}
+
 std::optional<Result<ReceivedDescriptors>> DescriptorClient::Receive() {
-  DescriptorReply reply;
-  iovec payload = {&reply, sizeof(reply)};
+  // The longest packet, and a byte to see that one is too long.
+  std::array<std::byte, sizeof(DescriptorReply) + 1> buffer;
+  iovec payload = {buffer.data(), buffer.size()};
   alignas(cmsghdr) char control[CMSG_SPACE(4 * sizeof(int))];
   msghdr message = {};
   message.msg_iov = &payload;
@@ -93,21 +112,21 @@ std::optional<Result<ReceivedDescriptors>> DescriptorClient::Receive() {
 
   ReceivedDescriptors received;
   if (count > 0) received.descriptors = TakeDescriptors(message);
-  if (count != sizeof(reply) || reply.magic != DescriptorReply::kMagic) {
-    return MakeError(ErrorCode::kUnavailable, "process {} closed the connection without an answer", peer_pid_);
+  const ByteView packet = ByteView(buffer).first(static_cast<size_t>(std::max<ssize_t>(count, 0)));
+  if (!challenged_) {
+    if (const Status sent = SendProof(packet); !sent.has_value()) return Failure(sent.error());
+    challenged_ = true;
+    return std::nullopt;
   }
-  if (reply.code != 0) {
-    const std::string text(reply.message, strnlen(reply.message, sizeof(reply.message)));
-    return MakeError(static_cast<ErrorCode>(std::min<uint32_t>(reply.code, 15)), "process {} refuses: {}", peer_pid_,
-                     text);
-  }
+  const Result<DescriptorReply> reply = ParseReply(packet);
+  if (!reply.has_value()) return Failure(reply.error());
   const size_t expected = request_.kind == DescriptorRequest::kMailbox ? 2 : 1;
   if (received.descriptors.size() != expected) {
     return MakeError(ErrorCode::kResourceExhausted,
                      "process {} sent {} file descriptors and {} arrived: raise the limit of open files (ulimit -n)",
                      peer_pid_, expected, received.descriptors.size());
   }
-  received.memory_id = reply.memory_id;
+  received.memory_id = reply->memory_id;
   return received;
 }
 

@@ -3,14 +3,17 @@
 #define JAX_FABRIC_ENGINE_DOMAINS_LOCAL_DESCRIPTOR_CLIENT_H_
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "csrc/base/clock.h"
+#include "csrc/base/fabric_key.h"
 #include "csrc/base/status.h"
 #include "csrc/base/unique_fd.h"
 #include "csrc/engine/domains/local/descriptor_protocol.h"
+#include "csrc/engine/domains/local/local_address.h"
 
 namespace jax_fabric::local {
 
@@ -21,7 +24,9 @@ struct ReceivedDescriptors {
 
 class DescriptorClient {
  public:
-  DescriptorClient(std::string socket_name, uint32_t peer_pid, const DescriptorRequest& request, Deadline deadline);
+  // `key`: of the fabric, which the server has to know, too.
+  DescriptorClient(const LocalAddress& server, const DescriptorRequest& request, std::shared_ptr<const FabricKey> key,
+                   Deadline deadline);
 
   // Nothing while the answer is on its way; ends by the deadline at the latest. Not to be called again after a result.
   std::optional<Result<ReceivedDescriptors>> Poll();
@@ -35,12 +40,16 @@ class DescriptorClient {
   // False: try again later.
   Result<bool> Connect();
   std::optional<Result<ReceivedDescriptors>> Receive();
+  Status SendProof(ByteView challenge);
+  tl::unexpected<Error> Failure(const Error& error) const;
 
   const std::string socket_name_;
   const uint32_t peer_pid_;
-  const DescriptorRequest request_;
+  DescriptorRequest request_;
+  const std::shared_ptr<const FabricKey> key_;
   const Deadline deadline_;
   UniqueFd socket_;
+  bool challenged_ = false;  // the server has shown that it knows the secret, and has our proof
 };
 
 }  // namespace jax_fabric::local

@@ -5,12 +5,15 @@
 #include <signal.h>
 #include <sys/eventfd.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
-#include <cstdio>
 #include <span>
 #include <utility>
 
+#include "csrc/base/log.h"
 #include "csrc/base/random_bytes.h"
+#include "csrc/engine/domains/local/hand_over.h"
 #include "csrc/engine/domains/local/process_hub.h"
 
 namespace jax_fabric::local {
@@ -23,6 +26,12 @@ bool SameUser(int socket) {
   ucred credentials = {};
   socklen_t length = sizeof(credentials);
   return getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &length) == 0 && credentials.uid == geteuid();
+}
+
+pid_t PeerPid(int socket) {
+  ucred credentials = {};
+  socklen_t length = sizeof(credentials);
+  return getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &length) == 0 ? credentials.pid : -1;
 }
 
 void Reply(int socket, const DescriptorReply& reply, std::span<const int> descriptors) {
@@ -44,12 +53,7 @@ void Reply(int socket, const DescriptorReply& reply, std::span<const int> descri
   [[maybe_unused]] const ssize_t ignored = sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-void ReplyError(int socket, const Error& error) {
-  DescriptorReply reply;
-  reply.code = static_cast<uint32_t>(error.code);
-  std::snprintf(reply.message, sizeof(reply.message), "%s", error.message.c_str());
-  Reply(socket, reply, {});
-}
+void ReplyError(int socket, const Error& error) { Reply(socket, Refusal(error), {}); }
 
 }  // namespace
 
@@ -102,11 +106,8 @@ void DescriptorServer::Run() {
 
     std::vector<Client> waiting;
     for (size_t i = 0; i < clients_.size(); ++i) {
-      if (polled[i + 2].revents != 0) {
-        Serve(clients_[i]);
-      } else if (!clients_[i].deadline.Passed(clock)) {
-        waiting.push_back(std::move(clients_[i]));
-      }
+      const bool goes_on = polled[i + 2].revents == 0 || Serve(clients_[i]);
+      if (goes_on && !clients_[i].deadline.Passed(clock)) waiting.push_back(std::move(clients_[i]));
     }
     clients_ = std::move(waiting);
     if (polled[1].revents != 0) Accept();
@@ -125,34 +126,62 @@ void DescriptorServer::Accept() {
   }
 }
 
-void DescriptorServer::Serve(const Client& client) const {
-  DescriptorRequest request;
-  const ssize_t count = recv(client.socket.get(), &request, sizeof(request), MSG_DONTWAIT | MSG_TRUNC);
-  if (count != sizeof(request) || request.magic != DescriptorRequest::kMagic) return;
-  if (!SameUser(client.socket.get())) {
-    ReplyError(client.socket.get(),
-               Error{ErrorCode::kPermissionDenied, "the peer belongs to another user: run all ranks as one user"});
-    return;
+bool DescriptorServer::Serve(Client& client) const {
+  // Room for one byte more than any packet may have.
+  std::array<std::byte, std::max(sizeof(DescriptorRequest), sizeof(DescriptorProof)) + 1> buffer;
+  const int socket = client.socket.get();
+  const ssize_t count = recv(socket, buffer.data(), buffer.size(), MSG_DONTWAIT);
+  if (count < 0 && (errno == EAGAIN || errno == EINTR)) return true;
+  if (count <= 0) return false;
+  const ByteView packet = ByteView(buffer).first(static_cast<size_t>(count));
+  if (client.endpoint == nullptr) {
+    const std::optional<DescriptorRequest> request = ParseRequest(packet);
+    return request.has_value() && Challenge(client, *request);
   }
-  Answer(client.socket.get(), request);
+  const Status proven = CheckProof(client.request, client.challenge, packet, client.endpoint->key.get());
+  if (proven.has_value()) {
+    Answer(client);
+  } else {
+    Log(LogLevel::kWarning, "local domain: process {} wanted to connect: {}", PeerPid(socket), proven.error().message);
+    ReplyError(socket, proven.error());
+  }
+  return false;
 }
 
-void DescriptorServer::Answer(int socket, const DescriptorRequest& request) const {
-  const std::shared_ptr<Endpoint> endpoint = find_(request.incarnation);
-  if (!endpoint) {
-    const auto text = fmt::format("domain {:016x} is closed: its address is stale", request.incarnation);
-    return ReplyError(socket, Error{ErrorCode::kUnavailable, text});
+bool DescriptorServer::Challenge(Client& client, const DescriptorRequest& request) const {
+  const int socket = client.socket.get();
+  const auto refuse = [&](const Error& error) {
+    ReplyError(socket, error);
+    return false;
+  };
+  if (!SameUser(socket)) {
+    return refuse({ErrorCode::kPermissionDenied, "the peer belongs to another user: run all ranks as one user"});
   }
+  client.endpoint = find_(request.incarnation);
+  if (client.endpoint == nullptr) {
+    const auto text = fmt::format("domain {:016x} is closed: its address is stale", request.incarnation);
+    return refuse({ErrorCode::kUnavailable, text});
+  }
+  const Result<DescriptorChallenge> challenge = MakeChallenge(request, client.endpoint->key.get());
+  if (!challenge.has_value()) return refuse(challenge.error());
+  client.request = request;
+  client.challenge = *challenge;
+  return send(socket, &client.challenge, sizeof(client.challenge), MSG_NOSIGNAL | MSG_DONTWAIT) > 0;
+}
+
+void DescriptorServer::Answer(const Client& client) const {
+  const int socket = client.socket.get();
   DescriptorReply reply;
-  if (request.kind == DescriptorRequest::kMailbox) {
-    const int descriptors[] = {endpoint->mailbox->memory_fd(), endpoint->mailbox->doorbell_fd()};
+  if (client.request.kind == DescriptorRequest::kMailbox) {
+    const Mailbox& mailbox = *client.endpoint->mailbox;
+    const int descriptors[] = {mailbox.memory_fd(), mailbox.doorbell_fd()};
     return Reply(socket, reply, descriptors);
   }
-  if (request.kind != DescriptorRequest::kMemory) {
-    return ReplyError(
-        socket, Error{ErrorCode::kUnimplemented, fmt::format("request of kind {} is unknown here", request.kind)});
+  if (client.request.kind != DescriptorRequest::kMemory) {
+    return ReplyError(socket, Error{ErrorCode::kUnimplemented,
+                                    fmt::format("request of kind {} is unknown here", client.request.kind)});
   }
-  const auto file = endpoint->regions->FileOf(request.key);
+  const auto file = client.endpoint->regions->FileOf(client.request.key);
   if (!file.has_value()) return ReplyError(socket, file.error());
   reply.memory_id = (*file)->id;
   const int descriptors[] = {(*file)->fd.get()};

@@ -1,11 +1,12 @@
 // The thread that hands out this process's mailboxes and shared memory to its peers. One connection is one request;
-// it is closed after the reply or when the request does not come in time. Nothing a client does can block another.
+// it is closed after the reply or when request or proof do not come in time. Nothing a client does can block another.
 #ifndef JAX_FABRIC_ENGINE_DOMAINS_LOCAL_DESCRIPTOR_SERVER_H_
 #define JAX_FABRIC_ENGINE_DOMAINS_LOCAL_DESCRIPTOR_SERVER_H_
 
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -34,13 +35,19 @@ class DescriptorServer {
   struct Client {
     UniqueFd socket;
     Deadline deadline;
+    // Once challenged.
+    std::shared_ptr<Endpoint> endpoint = {};
+    DescriptorRequest request = {};
+    DescriptorChallenge challenge = {};
   };
 
   DescriptorServer() = default;
   void Run();
   void Accept();
-  void Serve(const Client& client) const;
-  void Answer(int socket, const DescriptorRequest& request) const;
+  // Returns whether more is to come from the client.
+  bool Serve(Client& client) const;
+  bool Challenge(Client& client, const DescriptorRequest& request) const;
+  void Answer(const Client& client) const;
 
   FindEndpoint find_;
   std::string socket_name_;

@@ -59,6 +59,7 @@ Result<std::unique_ptr<LocalDomain>> LocalDomain::Create(const LocalDomainOption
   JF_ASSIGN_OR_RETURN(const uint64_t incarnation, RandomId());
   auto endpoint = std::make_shared<Endpoint>();
   JF_ASSIGN_OR_RETURN(endpoint->mailbox, Mailbox::Create(GeometryOf(options), incarnation));
+  endpoint->key = options.key;
   endpoint->regions = std::make_unique<RegionTable>(endpoint->mailbox);
   std::unique_ptr<LocalDomain> domain(new LocalDomain(options, *hub, std::move(endpoint)));
   JF_RETURN_IF_ERROR(domain->Start());
@@ -190,6 +191,13 @@ Result<PeerId> LocalDomain::AddPeer(ByteView bytes) {
       return MakeError(ErrorCode::kUnavailable,
                        "local domain: domain {:016x} of this process is closed: its address is stale, get the new one",
                        address.incarnation);
+    }
+    if (!SameSecret(endpoint->key.get(), options_.key.get())) {
+      return MakeError(
+          ErrorCode::kPermissionDenied,
+          "local domain: domain {:016x} of this process belongs to a fabric with another secret (there: {}; "
+          "here: {})",
+          address.incarnation, DescribeSecret(endpoint->key.get()), DescribeSecret(options_.key.get()));
     }
     JF_RETURN_IF_ERROR(peer->ConnectWithin(endpoint->mailbox, hub_.process(), incarnation_));
   } else {

@@ -12,6 +12,7 @@
 #include <memory>
 #include <string>
 
+#include "csrc/base/fabric_key.h"
 #include "csrc/base/status.h"
 #include "csrc/engine/domain.h"
 #include "csrc/engine/domains/local/shared_memory.h"
@@ -37,6 +38,8 @@ struct LocalDomainOptions {
   // speed at 4 MiB, 3.3 times at 8 MiB, 1.7 times at 64 MiB.
   uint64_t streaming_pages_bytes = 4 * 1024 * 1024;
   int64_t connect_timeout_us = 5'000'000;
+  // Of the fabric: only domains with the same one can connect, in both directions. Null: those without.
+  std::shared_ptr<const FabricKey> key;
   // For tests and for machines where they misbehave.
   bool use_process_vm = true;
   bool use_pidfd = true;

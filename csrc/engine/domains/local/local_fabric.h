@@ -17,6 +17,7 @@ class LocalFabric final : public ConformanceFabric {
     if (shape.max_outstanding > 0) {
       options.max_outstanding = options.immediate_slots = options.message_slots = shape.max_outstanding;
     }
+    options.key = ConformanceKey();
     if (shape.max_receives > 0) options.max_receives = shape.max_receives;
     return CreateLocalDomain(options);
   }

@@ -45,8 +45,7 @@ void LocalPeer::StartConnect(const LocalDomainOptions& options) {
   DescriptorRequest request;
   request.kind = DescriptorRequest::kMailbox;
   request.incarnation = address_.incarnation;
-  connect_.emplace(address_.socket_name, address_.process.pid, request,
-                   Deadline::After(SteadyClock::Get(), options.connect_timeout_us));
+  connect_.emplace(address_, request, options.key, Deadline::After(SteadyClock::Get(), options.connect_timeout_us));
 }
 
 std::optional<Status> LocalPeer::PollConnect(const LocalDomainOptions& options, const ProcessIdentity& self,
@@ -72,7 +71,7 @@ Status LocalPeer::Attach(const LocalDomainOptions& options, ReceivedDescriptors 
   JF_ASSIGN_OR_RETURN(lane_, LaneWriter::Claim(mailbox, self, incarnation));
   std::lock_guard lock(mutex_);
   mailbox_ = std::move(mailbox);
-  memory_ = std::make_unique<RemoteMemory>(address_, *mailbox_);
+  memory_ = std::make_unique<RemoteMemory>(address_, *mailbox_, options.key);
   process_vm_ = options.use_process_vm && ProbeProcessVm();
   state_.store(PeerState::kReady, std::memory_order_release);
   return {};

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <string>
 
+#include "csrc/base/fabric_key.h"
 #include "csrc/base/status.h"
 #include "csrc/engine/domains/local/local_address.h"
 #include "csrc/engine/domains/local/mailbox.h"
@@ -22,6 +23,7 @@ class DescriptorServer;
 struct Endpoint {
   std::shared_ptr<Mailbox> mailbox;
   std::unique_ptr<RegionTable> regions;
+  std::shared_ptr<const FabricKey> key;  // whoever wants to connect knows it; null: needs not
 };
 
 // Thread-safe.

@@ -10,8 +10,8 @@ constexpr int64_t kFetchTimeoutUs = 5'000'000;
 
 }  // namespace
 
-RemoteMemory::RemoteMemory(const LocalAddress& address, const Mailbox& mailbox)
-    : address_(address), mailbox_(mailbox) {}
+RemoteMemory::RemoteMemory(const LocalAddress& address, const Mailbox& mailbox, std::shared_ptr<const FabricKey> key)
+    : address_(address), mailbox_(mailbox), key_(std::move(key)) {}
 
 Result<const MemoryMapping*> RemoteMemory::Find(uint64_t memory_id, uint64_t key) {
   for (const Entry& entry : cache_) {
@@ -22,8 +22,7 @@ Result<const MemoryMapping*> RemoteMemory::Find(uint64_t memory_id, uint64_t key
     return cache_.back().mapping.get();
   }
   if (!fetch_) {
-    fetch_.emplace(address_.socket_name, address_.process.pid, RequestFor(key),
-                   Deadline::After(SteadyClock::Get(), kFetchTimeoutUs));
+    fetch_.emplace(address_, RequestFor(key), key_, Deadline::After(SteadyClock::Get(), kFetchTimeoutUs));
     fetch_memory_id_ = memory_id;
   }
   auto received = fetch_->Poll();
@@ -48,7 +47,7 @@ Result<const MemoryMapping*> RemoteMemory::Find(uint64_t memory_id, uint64_t key
 
 Result<const MemoryMapping*> RemoteMemory::FindAndKeep(uint64_t memory_id, uint64_t key, Deadline deadline) {
   if (auto mapping = Lookup(memory_id, true)) return mapping.get();
-  DescriptorClient client(address_.socket_name, address_.process.pid, RequestFor(key), deadline);
+  DescriptorClient client(address_, RequestFor(key), key_, deadline);
   JF_ASSIGN_OR_RETURN(auto received, client.Wait());
   JF_ASSIGN_OR_RETURN(auto mapping, Insert(std::move(received), memory_id, true));
   return mapping.get();

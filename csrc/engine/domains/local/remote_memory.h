@@ -19,7 +19,7 @@ namespace jax_fabric::local {
 class RemoteMemory {
  public:
   // The mailbox must outlive this.
-  RemoteMemory(const LocalAddress& address, const Mailbox& mailbox);
+  RemoteMemory(const LocalAddress& address, const Mailbox& mailbox, std::shared_ptr<const FabricKey> key);
 
   // Driving thread. The mapping of that memory; null while its descriptor is on the way: call again. `key` is of a
   // region inside, and what the peer will want to see.
@@ -44,6 +44,7 @@ class RemoteMemory {
 
   const LocalAddress address_;
   const Mailbox& mailbox_;
+  const std::shared_ptr<const FabricKey> key_;
   // Of the driving thread: what it has used, without a lock.
   std::vector<Entry> cache_;
   std::optional<DescriptorClient> fetch_;

@@ -2,7 +2,8 @@
 
 from jax_fabric import moe
 from jax_fabric.fabric import Fabric
+from jax_fabric.secret import Secret
 
 __version__ = "0.1.0"
 
-__all__ = ["Fabric", "__version__", "moe"]
+__all__ = ["Fabric", "Secret", "__version__", "moe"]

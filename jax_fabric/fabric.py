@@ -19,7 +19,14 @@ import jax
 import numpy as np
 
 from jax_fabric import _core, compat, primitives
-from jax_fabric.bootstrap import Bootstrap, JaxDistributedBootstrap, LocalBootstrap, membership
+from jax_fabric.bootstrap import (
+    Bootstrap,
+    JaxDistributedBootstrap,
+    LocalBootstrap,
+    agree_on_secret,
+    membership,
+)
+from jax_fabric.secret import Secret, native_secret
 
 if TYPE_CHECKING:
     from jax_fabric.moe.config import ExpertParallelConfig
@@ -80,6 +87,7 @@ class Fabric:
         timeout_s: float = 30.0,
         worker_threads: int | None = None,
         bootstrap: Bootstrap | None = None,
+        secret: Secret | bytes | None = None,
     ):
         """Starts the engine.
 
@@ -89,10 +97,14 @@ class Fabric:
           worker_threads: that drive the local devices' transfers; default: by the number of cores.
           bootstrap: how processes find each other; default: ``jax.distributed`` where it is
             initialised.
+          secret: equal in all processes: what they know each other by. Default: that of
+            JAX_FABRIC_SECRET_FILE; else the first process makes one, and the others get it through
+            the bootstrap (docs/security.md says when that is good enough).
 
         Raises:
-          ValueError: an argument is wrong; the mesh has devices of an unsupported platform, or none
-            of this process.
+          ValueError: an argument is wrong, or differs from that of the first process; the mesh has
+            devices of an unsupported platform, or none of this process.
+          TimeoutError: the first process has not made this fabric within ``timeout_s``.
           RuntimeError: the environment would let XLA deadlock; the message has the line to set.
         """
         if not isinstance(mesh, jax.sharding.Mesh):
@@ -126,7 +138,17 @@ class Fabric:
         self._bootstrap = bootstrap or _default_bootstrap(mesh)
         self._closed = False
         primitives.register_targets()
-        self._engine = _core.Engine(worker_threads=worker_threads or 0)
+        agreed = agree_on_secret(
+            self._bootstrap,
+            f"{self._name}/secret",
+            given=Secret.from_environment() if secret is None else secret,
+            process=jax.process_index(),
+            processes=self._processes,
+            timeout_s=timeout_s,
+        )
+        self._engine = _core.Engine(
+            worker_threads=worker_threads or 0, secret=native_secret(agreed)
+        )
         self._groups = {
             device.id: self._engine.add_local_group(
                 f"process {device.process_index} device {device.id}"

@@ -26,7 +26,7 @@ class TwoProcessesTest(absltest.TestCase):
         cls.pipe, other_end = context.Pipe()
         cls.process = context.Process(target=programs.partner, args=(other_end,), daemon=True)
         cls.process.start()
-        cls.engine = engine.TransferEngine(timeout_s=20)
+        cls.engine = engine.TransferEngine(timeout_s=20, secret=programs.SECRET)
         cls.group = cls.engine.add_group("test")
         if not cls.pipe.poll(120):
             raise AssertionError("the other process does not come up")

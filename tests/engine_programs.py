@@ -15,10 +15,12 @@ import numpy as np
 from jax_fabric import engine, errors, memory
 from jax_fabric.engine import transfer_engine
 
+SECRET = b"of both sides of this test"
+
 
 def partner(pipe):
     """Does what the test's process asks for, until it is killed."""
-    with engine.TransferEngine(timeout_s=20) as fabric:
+    with engine.TransferEngine(timeout_s=20, secret=SECRET) as fabric:
         group = fabric.add_group("partner")
         shared = group.register(memory.allocate(1 << 20), memory.Access.REMOTE_WRITE)
         plain = group.register(np.zeros(4096, np.uint8), memory.Access.REMOTE_WRITE)

@@ -11,4 +11,11 @@ Result<EngineOptions> EngineOptionsFromEnvironment() {
   return EngineOptionsFrom(config);
 }
 
+Result<std::optional<Secret>> SecretFromEnvironment() {
+  JF_ASSIGN_OR_RETURN(const Config config, LoadConfig());
+  if (config.secret_file.empty()) return std::nullopt;
+  JF_ASSIGN_OR_RETURN(Secret secret, Secret::FromFile(config.secret_file));
+  return secret;
+}
+
 }  // namespace jax_fabric::ffi_layer

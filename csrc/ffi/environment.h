@@ -1,6 +1,9 @@
 #ifndef JAX_FABRIC_FFI_ENVIRONMENT_H_
 #define JAX_FABRIC_FFI_ENVIRONMENT_H_
 
+#include <optional>
+
+#include "csrc/base/secret.h"
 #include "csrc/base/status.h"
 #include "csrc/engine/engine_options.h"
 
@@ -8,6 +11,8 @@ namespace jax_fabric::ffi_layer {
 
 // What the environment says about engines (docs/configuration.md); sets the log level, too.
 Result<EngineOptions> EngineOptionsFromEnvironment();
+// From JAX_FABRIC_SECRET_FILE; nothing where that is not set.
+Result<std::optional<Secret>> SecretFromEnvironment();
 
 }  // namespace jax_fabric::ffi_layer
 

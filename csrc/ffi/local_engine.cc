@@ -11,8 +11,9 @@
 
 namespace jax_fabric::ffi_layer {
 
-Result<std::unique_ptr<LocalEngine>> LocalEngine::Create(int worker_threads) {
+Result<std::unique_ptr<LocalEngine>> LocalEngine::Create(int worker_threads, std::shared_ptr<const FabricKey> key) {
   JF_ASSIGN_OR_RETURN(EngineOptions options, EngineOptionsFromEnvironment());
+  options.key = std::move(key);
   if (worker_threads > 0) options.workers = static_cast<uint32_t>(worker_threads);
   JF_ASSIGN_OR_RETURN(std::unique_ptr<TransferEngine> engine, TransferEngine::Create(options));
   std::unique_ptr<LocalEngine> local(new LocalEngine);
@@ -25,6 +26,7 @@ LocalEngine::~LocalEngine() { Close(1'000'000); }
 Result<size_t> LocalEngine::AddLocalGroup(const std::string& name) {
   LocalDomainOptions domain_options;
   domain_options.name = name;
+  domain_options.key = engine_->key();
   domain_options.log = [](const std::string& line) { Log(LogLevel::kInfo, "{}", line); };
   JF_ASSIGN_OR_RETURN(std::unique_ptr<Domain> domain, CreateLocalDomain(domain_options));
   GroupOptions options;

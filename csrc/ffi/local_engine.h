@@ -28,8 +28,9 @@ class LocalEngine {
     std::unique_ptr<SerialExecutor> completions;
   };
 
-  // worker_threads 0: as JAX_FABRIC_WORKERS says, by default by the number of cores.
-  static Result<std::unique_ptr<LocalEngine>> Create(int worker_threads);
+  // worker_threads 0: as JAX_FABRIC_WORKERS says, by default by the number of cores. Without a key everybody who
+  // reaches the engine is believed.
+  static Result<std::unique_ptr<LocalEngine>> Create(int worker_threads, std::shared_ptr<const FabricKey> key);
   ~LocalEngine();
 
   // A device whose peers are on this machine; returns its index.

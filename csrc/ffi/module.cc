@@ -14,6 +14,7 @@
 #include "csrc/ffi/model_bindings.h"
 #include "csrc/ffi/moe_handlers.h"
 #include "csrc/ffi/python_errors.h"
+#include "csrc/ffi/secret_bindings.h"
 #include "csrc/ffi/xla_ffi.h"
 
 namespace nb = nanobind;
@@ -110,6 +111,7 @@ void ReserveHandles(int64_t first_free) {
 }  // namespace
 
 NB_MODULE(_core, m) {
+  RegisterSecret(m);
   RegisterHostBindings(m);
   RegisterModelBindings(m);
 
@@ -143,8 +145,10 @@ NB_MODULE(_core, m) {
       .def_prop_ro("mapped_peers", &moe::Context::mapped_peers);
 
   nb::class_<LocalEngine>(m, "Engine")
-      .def(nb::new_([](int worker_threads) { return ValueOrRaise(LocalEngine::Create(worker_threads)); }),
-           nb::arg("worker_threads"))
+      .def(nb::new_([](int worker_threads, const PythonSecret* secret) {
+             return ValueOrRaise(LocalEngine::Create(worker_threads, KeyOf(secret)));
+           }),
+           nb::arg("worker_threads"), nb::arg("secret").none())
       .def(
           "add_local_group",
           [](LocalEngine& self, const std::string& name) { return ValueOrRaise(self.AddLocalGroup(name)); },

@@ -1,5 +1,6 @@
 """How the ranks of a fabric find each other."""
 
 from jax_fabric.bootstrap.exchange import Bootstrap, JaxDistributedBootstrap, LocalBootstrap
+from jax_fabric.bootstrap.shared_secret import agree_on_secret
 
-__all__ = ["Bootstrap", "JaxDistributedBootstrap", "LocalBootstrap"]
+__all__ = ["Bootstrap", "JaxDistributedBootstrap", "LocalBootstrap", "agree_on_secret"]

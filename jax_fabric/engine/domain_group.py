@@ -71,7 +71,7 @@ class DomainGroup:
 
         Raises:
           CorruptData: the address is damaged.
-          FabricError: the peer is of another version, transport or NIC count.
+          FabricError: the peer is of another version, secret, transport or NIC count.
         """
         handle, name = self._native.add_peer(byte_string("address", address))
         return self._peers.setdefault(handle, Peer(handle, name))
@@ -370,6 +370,19 @@ class DomainGroup:
             integer("buffers", buffers, most=MAX_U32),
             integer("max_nbytes", max_nbytes),
         )
+
+    @property
+    def forged_messages(self) -> int:
+        """How many messages were dropped since they were not from who they said, or not to us.
+
+        Counted in a fabric with a secret only; without one everybody is believed.
+        """
+        return self._native.forged_messages
+
+    @property
+    def replayed_messages(self) -> int:
+        """How many genuine messages were dropped since they had come before."""
+        return self._native.replayed_messages
 
     # --- arguments
 

@@ -12,6 +12,7 @@ from jax_fabric import _core
 from jax_fabric.arguments import function, integer, microseconds, seconds, text
 from jax_fabric.engine.domain_group import DomainGroup
 from jax_fabric.engine.watcher import Watcher
+from jax_fabric.secret import Secret, native_secret
 
 _CLOSE_TIMEOUT_S = 10.0
 _EXIT_TIMEOUT_S = 5.0
@@ -28,24 +29,35 @@ class TransferEngine:
     ``jax_fabric.Fabric`` has an engine of its own; this one is for host code.
     """
 
-    def __init__(self, *, worker_threads: int | None = None, timeout_s: float = 30.0):
+    def __init__(
+        self,
+        *,
+        worker_threads: int | None = None,
+        timeout_s: float = 30.0,
+        secret: Secret | bytes | None = None,
+    ):
         """Starts the engine.
 
         Args:
           worker_threads: that drive the groups; default: as JAX_FABRIC_WORKERS says, else by the
             number of cores.
           timeout_s: default deadline of its groups.
+          secret: that all engines that talk to this one were given, too: peers and messages are
+            authenticated with it. Default: that of JAX_FABRIC_SECRET_FILE; without one everybody
+            who reaches this engine is believed (on one machine: processes of the same user).
 
         Raises:
           InvalidArgument: an argument or an environment variable is wrong.
-          FabricError: the machine has no thread left.
+          FabricError: the machine has no thread left; the file of the secret is not to be trusted.
         """
         self.timeout_s = seconds("timeout_s", timeout_s, above_zero=True)
         threads = 0
         if worker_threads is not None:
             threads = integer("worker_threads", worker_threads, least=1, most=1024)
+        if secret is None:
+            secret = Secret.from_environment()
         close_engines_at_exit()
-        self._native = _core.TransferEngine(threads)
+        self._native = _core.TransferEngine(threads, native_secret(secret))
 
     def add_group(self, name: str | None = None, *, timeout_s: float | None = None) -> DomainGroup:
         """Adds an endpoint whose peers are on this machine.

@@ -15,6 +15,7 @@
 #include "csrc/ffi/host/host_watcher.h"
 #include "csrc/ffi/host/pending.h"
 #include "csrc/ffi/python_errors.h"
+#include "csrc/ffi/secret_bindings.h"
 
 namespace nb = nanobind;
 
@@ -156,8 +157,10 @@ void RegisterHostBindings(nb::module_& m) {
   RegisterSimulationBindings(m);
 
   nb::class_<HostEngine>(m, "TransferEngine")
-      .def(nb::new_([](int worker_threads) { return ValueOrRaise(HostEngine::Create(worker_threads)); }),
-           nb::arg("worker_threads"))
+      .def(nb::new_([](int worker_threads, const PythonSecret* secret) {
+             return ValueOrRaise(HostEngine::Create(worker_threads, KeyOf(secret)));
+           }),
+           nb::arg("worker_threads"), nb::arg("secret").none())
       .def(
           "add_local_group",
           [](std::shared_ptr<HostEngine> self, const std::string& name) {

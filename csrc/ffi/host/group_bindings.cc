@@ -300,7 +300,9 @@ void RegisterGroupBindings(nb::module_& m) {
       .def("prepare_scatter", &PrepareScatter, nb::arg("entries"))
       .def("barrier", &Barrier, nb::arg("targets"), nb::arg("timeout_us"))
       .def("send", &Send, nb::arg("peer"), nb::arg("message"), nb::arg("timeout_us"))
-      .def("receive_messages", &ReceiveMessages, nb::arg("callback"), nb::arg("buffers"), nb::arg("max_nbytes"));
+      .def("receive_messages", &ReceiveMessages, nb::arg("callback"), nb::arg("buffers"), nb::arg("max_nbytes"))
+      .def_prop_ro("forged_messages", [](const HostGroup& self) { return Usable(self).forged_messages(); })
+      .def_prop_ro("replayed_messages", [](const HostGroup& self) { return Usable(self).replayed_messages(); });
 }
 
 }  // namespace jax_fabric::ffi_layer

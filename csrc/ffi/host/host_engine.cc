@@ -49,8 +49,9 @@ HostEngine::HostEngine(const EngineOptions& options, std::shared_ptr<const void>
       thread_(std::this_thread::get_id()),
       hub_(*options.clock, options.pump) {}
 
-Result<std::shared_ptr<HostEngine>> HostEngine::Create(int worker_threads) {
+Result<std::shared_ptr<HostEngine>> HostEngine::Create(int worker_threads, std::shared_ptr<const FabricKey> key) {
   JF_ASSIGN_OR_RETURN(EngineOptions options, EngineOptionsFromEnvironment());
+  options.key = std::move(key);
   if (worker_threads > 0) options.workers = static_cast<uint32_t>(worker_threads);
   return CreateWith(std::move(options), nullptr);
 }
@@ -69,6 +70,7 @@ Result<DomainGroup*> HostEngine::AddLocalGroup(const std::string& name) {
   JF_RETURN_IF_ERROR(CheckProcess());
   LocalDomainOptions domain_options;
   domain_options.name = name;
+  domain_options.key = engine_->key();
   domain_options.log = [](const std::string& line) { Log(LogLevel::kInfo, "{}", line); };
   JF_ASSIGN_OR_RETURN(std::unique_ptr<Domain> domain, CreateLocalDomain(domain_options));
   GroupOptions options;

@@ -20,8 +20,9 @@ namespace jax_fabric::ffi_layer {
 // collected in any order: the engine goes with the last of them.
 class HostEngine {
  public:
-  // worker_threads 0: as JAX_FABRIC_WORKERS says, by default by the number of cores.
-  static Result<std::shared_ptr<HostEngine>> Create(int worker_threads);
+  // worker_threads 0: as JAX_FABRIC_WORKERS says, by default by the number of cores. Without a key everybody who
+  // reaches the engine is believed.
+  static Result<std::shared_ptr<HostEngine>> Create(int worker_threads, std::shared_ptr<const FabricKey> key);
   // On a clock and with a pump of somebody's, which the engine keeps: without threads, for the one thread that made it.
   static Result<std::shared_ptr<HostEngine>> CreateWith(EngineOptions options, std::shared_ptr<const void> owner);
 

@@ -43,6 +43,8 @@ class DomainGroup {
   const std::string& name() const;
   size_t nic_count() const;
   const Clock& clock() const;
+  // Of the fabric's secret; null in a fabric without one.
+  const FabricKey* key() const { return key_.get(); }
 
   // --- peers
   // Versioned, checksummed bytes that contain every NIC's address, this engine's incarnation and its limits.

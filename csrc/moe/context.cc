@@ -1,7 +1,9 @@
 #include "csrc/moe/context.h"
 
+#include <array>
 #include <atomic>
 #include <thread>
+#include <utility>
 
 #include "csrc/base/byte_reader.h"
 #include "csrc/base/byte_writer.h"
@@ -11,7 +13,9 @@ namespace jax_fabric::moe {
 namespace {
 
 constexpr uint32_t kIntroductionMagic = 0x6a666d69;  // "jfmi"
-constexpr uint16_t kIntroductionVersion = 1;
+constexpr uint16_t kIntroductionVersion = 2;
+// Comes first and covers all the rest; zeros in a fabric without a secret.
+using Tag = std::array<std::byte, 32>;
 constexpr size_t kMaxBlobBytes = 1 << 20;
 
 // Tells this process from every other one.
@@ -21,6 +25,8 @@ Result<uint64_t> ProcessId() {
 }
 
 struct IntroductionFields {
+  ByteView tag;
+  ByteView covered;
   int32_t rank = 0;
   uint64_t process = 0;
   uint64_t config_hash = 0;
@@ -34,6 +40,8 @@ Result<IntroductionFields> Parse(ByteView bytes) {
   JF_ASSIGN_OR_RETURN(const Frame frame, OpenFrame(kIntroductionMagic, kIntroductionVersion, bytes, "introduction"));
   ByteReader reader(frame.payload);
   IntroductionFields fields;
+  JF_ASSIGN_OR_RETURN(fields.tag, reader.Raw(std::tuple_size_v<Tag>, "authenticator"));
+  fields.covered = frame.payload.subspan(fields.tag.size());
   JF_ASSIGN_OR_RETURN(fields.rank, reader.U32("rank"));
   JF_ASSIGN_OR_RETURN(fields.process, reader.U64("process"));
   JF_ASSIGN_OR_RETURN(fields.config_hash, reader.U64("config hash"));
@@ -86,7 +94,12 @@ Result<Bytes> Context::Introduction() const {
   writer.U32(table_.peers[table_.rank].first_immediate);
   writer.ByteString(group_->Address());
   writer.ByteString(descriptor);
-  return SealFrame(kIntroductionMagic, kIntroductionVersion, writer.bytes());
+  Tag tag{};
+  if (group_->key() != nullptr) group_->key()->Sign(FabricKey::Purpose::kIntroduction, writer.bytes(), tag);
+  ByteWriter payload;
+  payload.Raw(tag);
+  payload.Raw(writer.bytes());
+  return SealFrame(kIntroductionMagic, kIntroductionVersion, payload.bytes());
 }
 
 Status Context::AddPeer(int32_t rank, ByteView introduction) {
@@ -107,7 +120,14 @@ Status Context::AddPeer(int32_t rank, ByteView introduction) {
   table_.one_process = table_.one_process && fields.process == process;
   if (rank == table_.rank) return {};
   Peer& peer = table_.peers[rank];
+  // First, since it says which secret the peer has.
   JF_ASSIGN_OR_RETURN(peer.handle, group_->AddPeer(fields.address));
+  if (group_->key() != nullptr &&
+      !group_->key()->Verify(FabricKey::Purpose::kIntroduction, fields.covered, fields.tag)) {
+    return MakeError(ErrorCode::kPermissionDenied,
+                     "introductions[{}] was not made with this fabric's secret: it was changed or forged on the way",
+                     rank);
+  }
   JF_ASSIGN_OR_RETURN(peer.memory, DomainGroup::ParseDescriptor(fields.descriptor));
   peer.first_immediate = fields.first_immediate;
   peer.incarnation = fields.incarnation;

@@ -4,12 +4,17 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
 
+#include "csrc/base/byte_reader.h"
+#include "csrc/base/byte_writer.h"
+#include "csrc/base/fabric_key.h"
 #include "csrc/moe/testing/moe_fabric.h"
 #include "csrc/moe/testing/pattern_exchange.h"
 
@@ -106,6 +111,25 @@ TEST(Context, WrongIntroductions) {
   std::vector<std::unique_ptr<PatternExchange>> all;
   for (int32_t rank = 0; rank < 3; ++rank) all.push_back(Submit(fabric, rank, Call(1)));
   EXPECT_TRUE(fabric.StepUntil([&] { return all[0]->ok() && all[1]->ok() && all[2]->ok(); }));
+}
+
+// Whoever changes an introduction makes its checksum anew.
+TEST(Context, ForgedIntroductions) {
+  const std::string_view secret = "the secret of this fabric";
+  const auto key = FabricKey::Create(Secret::From(std::as_bytes(std::span(secret))).value()).value();
+  MoeFabric fabric({.ranks = 2, .key = key}, SmallConfig(2));
+  std::vector<Bytes> introductions = fabric.Introductions();
+  const Bytes right = introductions[0];
+  uint32_t magic = 0;
+  std::memcpy(&magic, right.data(), sizeof(magic));
+  const Frame frame = OpenFrame(magic, 0xffff, right, "introduction").value();
+  for (size_t bit = 0; bit < 8 * frame.payload.size(); ++bit) {
+    Bytes payload(frame.payload.begin(), frame.payload.end());
+    payload[bit / 8] ^= std::byte{1} << bit % 8;
+    introductions[0] = SealFrame(magic, frame.version, payload);
+    EXPECT_NE(MessageOf(fabric.context(1).Connect(introductions, fabric.In(1000))), "") << "bit " << bit << " flipped";
+  }
+  fabric.Connect();
 }
 
 TEST(Context, AnotherConfigurationIsRefused) {

@@ -38,6 +38,7 @@ MoeFabric::MoeFabric(const FabricOptions& options, const MoeConfig& config)
     EngineOptions engine_options;
     engine_options.threads = false;
     engine_options.clock = &clock_;
+    engine_options.key = options.key;
     engine_options.pump = [this] {
       StepAll();
       SkipIdleTime(0);

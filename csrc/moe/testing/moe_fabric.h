@@ -54,12 +54,13 @@ struct FabricOptions {
   uint64_t seed = 1;
   Transport transport = Transport::kSimulated;
   Mapping mapping = Mapping::kNone;
-  double again_probability = 0;    // simulated: of each post
-  double loss_probability = 0;     // simulated: of each segment; it is sent again
-  int64_t jitter_us = 0;           // simulated: until a write arrives, at most
-  uint64_t segment_bytes = 256;    // simulated: of the pieces that writes travel in; 0: whole
-  bool early_completions = false;  // simulated: some writes succeed long before they arrive
-  bool inline_executors = true;    // else worker's calls wait in a QueueExecutor
+  double again_probability = 0;               // simulated: of each post
+  double loss_probability = 0;                // simulated: of each segment; it is sent again
+  int64_t jitter_us = 0;                      // simulated: until a write arrives, at most
+  uint64_t segment_bytes = 256;               // simulated: of the pieces that writes travel in; 0: whole
+  bool early_completions = false;             // simulated: some writes succeed long before they arrive
+  std::shared_ptr<const FabricKey> key = {};  // of the fabric's secret
+  bool inline_executors = true;               // else worker's calls wait in a QueueExecutor
 
   std::string Describe() const;
 };

@@ -42,3 +42,43 @@ def jf_cc_test(name, size = "small", copts = [], linkopts = [], deps = [], **kwa
         deps = deps + ["@jax_fabric_gtest//:gtest_main"],
         **kwargs
     )
+
+def jf_fuzz_test(name, runs, corpus, srcs = [], deps = [], **kwargs):
+    """A fuzz target: as a test in CI, and for libFuzzer (scripts/fuzz).
+
+    Args:
+      name: of the test, NAME_fuzz. NAME_fuzz_libfuzzer is the program for libFuzzer: manual, needs clang.
+      runs: inputs that the test tries besides the corpus, from a fixed seed.
+      corpus: a folder of this package with inputs.
+      srcs: with LLVMFuzzerTestOneInput, if it is not in deps.
+      deps: of srcs.
+      **kwargs: go to jf_cc_test.
+    """
+    target = name + "_target"
+    jf_cc_library(
+        name = target,
+        testonly = True,
+        srcs = srcs,
+        deps = deps,
+        alwayslink = True,
+    )
+    jf_cc_test(
+        name = name,
+        args = [
+            "--runs=%d" % runs,
+            "--corpus=%s/%s" % (native.package_name(), corpus),
+        ],
+        data = native.glob([corpus + "/**"]),
+        deps = [
+            ":" + target,
+            Label("//csrc/fuzz:fuzz_test_main"),
+        ],
+        **kwargs
+    )
+    jf_cc_binary(
+        name = name + "_libfuzzer",
+        testonly = True,
+        linkopts = ["-fsanitize=fuzzer"],
+        tags = ["manual"],
+        deps = [":" + target],
+    )

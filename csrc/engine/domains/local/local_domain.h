@@ -39,12 +39,12 @@ struct LocalDomainOptions {
   uint64_t streaming_pages_bytes = 4 * 1024 * 1024;
   int64_t connect_timeout_us = 5'000'000;
   // Of the fabric: only domains with the same one can connect, in both directions. Null: those without.
-  std::shared_ptr<const FabricKey> key;
+  std::shared_ptr<const FabricKey> key = {};
   // For tests and for machines where they misbehave.
   bool use_process_vm = true;
   bool use_pidfd = true;
   // Gets a line for what a user should see once (how a peer is reached, what it died of). Driving thread.
-  std::function<void(const std::string&)> log;
+  std::function<void(const std::string&)> log = {};
 
   // Of shared memory at most, when every peer has filled its lane; only touched pages are taken.
   uint64_t memory_bytes() const;

@@ -92,7 +92,7 @@ LocalPeer::Entered LocalPeer::Enter(uint64_t key, uint64_t address, uint64_t len
   const uint32_t index = KeyIndex(key);
   if (key == 0 || index >= mailbox_->geometry().regions || !lane_->EnterRegion(index, key)) {
     if (lane_->refused()) {
-      error = {ErrorCode::kUnavailable, fmt::format("{} is lost: it has removed this domain", label_)};
+      error = {ErrorCode::kUnavailable, fmt::format("{} is lost: {}", label_, kRefused)};
       return Entered::kRefused;
     }
     // A domain that goes says so before it takes its regions away: not the key was wrong.

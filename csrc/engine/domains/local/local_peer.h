@@ -39,7 +39,9 @@ class LocalPeer {
   bool same_process() const { return same_process_; }
   bool closed() const { return mailbox_->closed(); }
   // Once it is closed, or refuses us.
-  std::string_view WhyLost() const { return closed() ? "its domain was closed" : "it has removed this domain"; }
+  // Which of both it was, a domain that is being closed does not say at once.
+  static constexpr std::string_view kRefused = "its domain was closed, or has removed this one";
+  std::string_view WhyLost() const { return closed() ? "its domain was closed" : kRefused; }
   uint64_t max_message_bytes() const { return mailbox_->geometry().max_message_bytes; }
   LaneWriter& lane() { return *lane_; }
   // Readable when the peer's process is dead; -1 without.

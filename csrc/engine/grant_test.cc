@@ -326,7 +326,7 @@ TEST(Grants, EveryMistakeIsNoticed) {
     active_grant_mutant = static_cast<GrantMutant>(i);
     std::string problem;
     uint64_t seed = 0;
-    while (problem.empty() && seed < 1'500) problem = Scenario(++seed).Run();
+    while (problem.empty() && seed < 5'000) problem = Scenario(++seed).Run();
     active_grant_mutant = GrantMutant::kNone;
     EXPECT_NE(problem, "") << "mistake " << i << " goes unnoticed";
     std::printf("mistake %d: seed %d: %s\n", i, static_cast<int>(seed), problem.c_str());

@@ -85,15 +85,17 @@ TEST_F(RegistrationCacheTest, InUseStaysRegistered) {
   const auto memory = Register(4096, 100).value();
   const PeerId peer = raw_[1]->AddPeer(raw_[1]->address()).value();
   std::vector<Completion> completions(4);
-  clock_.Advance(100);  // until it is connected
-  raw_[1]->Poll(completions);
+  for (int i = 0; i < 1'000 && raw_[1]->peer_state(peer) == PeerState::kConnecting; ++i) {
+    clock_.Advance(1);
+    raw_[1]->Poll(completions);
+  }
   raw_[1]->faults().silent.insert(peer);
   WriteRequest write;
   write.peer = peer;
   write.source = memory.address;
   write.length = 8;
   write.local_key = cache_->Find(memory)->regions[1].local_key;
-  ASSERT_EQ(raw_[1]->PostWrite(write), PostResult::kPosted);
+  ASSERT_EQ(raw_[1]->PostWrite(write), PostResult::kPosted) << raw_[1]->last_error();
   EXPECT_EQ(cache_->Release(memory).error().code, ErrorCode::kFailedPrecondition);
   EXPECT_NE(cache_->Find(memory), nullptr);
   EXPECT_NE(Register(4096, 100).value().id, memory.id);  // what is about to go is not shared

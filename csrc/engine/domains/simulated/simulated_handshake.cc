@@ -14,7 +14,9 @@ void SimulatedNetwork::StartHandshake(uint32_t domain, PeerId peer_id) {
   hello.from = from.incarnation_;
   hello.to = peer.incarnation;
   hello.attempt = peer_id + 1;
-  const int64_t pause_ns = std::max<int64_t>(1, from.faults().retransmit_ns);
+  // An answer takes a round trip; saying hello again before that could have come says nothing.
+  const int64_t round_trip_ns = 2 * (from.options_.nic.handshake_ns + from.options_.nic.jitter_ns);
+  const int64_t pause_ns = std::max({int64_t{1}, from.faults().retransmit_ns, round_trip_ns});
   const HandshakePolicy policy{.first_pause_ns = pause_ns,
                                .longest_pause_ns = 16 * pause_ns,
                                .timeout_ns = 8 * pause_ns * std::max(1, from.faults().retries)};

@@ -44,10 +44,10 @@ class Scenario {
  public:
   explicit Scenario(uint64_t seed)
       : random_(seed),
-        fabric_(seed),
         nics_(1 + static_cast<int>(UpTo(1))),
         from_(kPages * kPageBytes, kWritten),
-        to_(kPages * kPageBytes) {
+        to_(kPages * kPageBytes),
+        fabric_(seed) {
     who_ = static_cast<Who>(UpTo(2));
     trouble_ = Maybe() ? static_cast<Trouble>(1 + UpTo(5)) : Trouble::kNone;
     // Of a run that takes about 200 us: before the first write, in the middle, after the last one, after the end.
@@ -288,7 +288,6 @@ class Scenario {
   }
 
   std::mt19937_64 random_;
-  SteppedFabric fabric_;
   const int nics_;
   std::vector<std::byte> from_, to_;
   Who who_;
@@ -308,6 +307,7 @@ class Scenario {
   bool free_ = false;
   std::vector<std::unique_ptr<Outcome>> outcomes_;
   std::string problem_;
+  SteppedFabric fabric_;  // closes first: its requests end in what is above
 };
 
 TEST(Grants, NothingLandsInMemoryThatIsFree) {

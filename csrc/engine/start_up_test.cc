@@ -230,12 +230,12 @@ class Restarts {
   }
 
   std::mt19937_64 random_;
-  SteppedFabric fabric_;
   simulated::SimulatedDomainOptions nic_;
   std::array<Side, 2> sides_;
   int boots_ = 0;
   int former_refused_ = 0;
   std::vector<std::unique_ptr<Outcome>> old_;
+  SteppedFabric fabric_;  // closes first: its requests end in what is above
 };
 
 TEST(Incarnations, RestartsAtAnyMoment) {

@@ -33,7 +33,7 @@ class Transfer {
   // Nothing of the request is in flight any more. Implied by done(), unless its deadline passed.
   bool drained() const;
   // What is not posted yet is withdrawn. Ends with kCancelled, unless it has ended by itself, once nothing of it is in
-  // flight: then nothing lands in the target any more that this side has sent.
+  // flight here. That proves nothing about the target's memory (domain.h, promise 1); a grant does (write_grant.h).
   void Cancel();
 
  private:

@@ -11,8 +11,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from exit_programs import open_ranks
 from failures_programs import wait_for_end
-from processes_testing import HIDDEN, TOKENS, TOP_K, Inputs, Ranks, layer
+from processes_testing import HIDDEN, TOKENS, TOP_K, Inputs, layer
 
 import jax_fabric as jf
 
@@ -50,18 +51,8 @@ def die_soon(seed: int) -> None:
 def survive(seed: int) -> dict[str, Any]:
     """Runs the loop; returns what the epochs were like."""
     initialize()
-    inputs = Inputs(len(jax.devices()))
-    fabric = jf.Fabric(jax.make_mesh((inputs.ranks,), ("ep",)), timeout_s=DEADLINE_S)
-    moe = jf.moe.ExpertParallel(
-        fabric,
-        axis_name="ep",
-        num_experts=inputs.experts_in_all,
-        top_k=TOP_K,
-        max_tokens=TOKENS,
-        hidden=HIDDEN,
-        dtype=jnp.float32,
-    )
-    on = Ranks(fabric.mesh, moe, jax.sharding.PartitionSpec("ep"))
+    fabric, on, inputs = open_ranks(DEADLINE_S)
+    moe = on.moe
     operands = [on.place(each) for each in inputs.arrays()]
     program = on.jit(lambda x, e, w: layer(moe, x, e, w, 2.0))
     gradient = on.jit(jax.grad(lambda x, e, w: layer(moe, x, e, w, 2.0).sum()))

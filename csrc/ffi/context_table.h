@@ -31,8 +31,9 @@ class LocalRank {
   void Leave() { handlers_.fetch_sub(1, std::memory_order_release); }
   // Returns when no handler is inside any more; handlers never block.
   void Close();
-  // After Close: another context takes the place of the one that was here.
+  // After Close: another context takes the place of the one that was here. seq_cst, with the load in Enter.
   void Reopen(moe::Context* context) { context_.store(context, std::memory_order_seq_cst); }
+  // For who may reopen it, which nobody else does meanwhile; relaxed, as it reads nothing behind the pointer.
   bool closed() const { return context_.load(std::memory_order_relaxed) == nullptr; }
 
  private:

@@ -1,4 +1,5 @@
-// How rank 0 tells the others which call is exchange n of a channel.
+// How rank 0 tells the others which call is exchange n of a channel. Where rank 0 is absent, the first rank that takes
+// part is meant (MoeConfig::Leader).
 //
 // XLA:CPU starts independent calls of one program in any order, another one on each rank. Exchanges of a channel are
 // numbered, so the ranks must agree which call gets which number: rank 0's order is everybody's. A call is known by an

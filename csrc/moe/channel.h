@@ -6,8 +6,9 @@
 // has unpacked n, and A may write n + 2 into B's slots of n's parity: no barrier is ever sent. Counting is safe for
 // the same reason: while A waits for the immediates of n, no peer can send those of n + 2, which share the id.
 //
-// Which call is next: the ranks may start independent calls in different orders, so rank 0 numbers them in the order in
-// which they start there and announces it (announcement_ring.h). All ranks run the calls in this order, and know after
+// Which call is next: the ranks may start independent calls in different orders, so rank 0 (or, if it is absent, the
+// first rank that takes part: the leader) numbers them in the order in which they start there and announces it
+// (announcement_ring.h). All ranks run the calls in this order, and know after
 // the first round how many a call takes: so they agree on the numbers of exchanges, too. A call that starts elsewhere
 // waits for its number, then for its turn. Neither wait holds a thread, and nothing else waits for a call but what
 // needs its result: a program may run its calls one after the other or all at once.

@@ -182,6 +182,7 @@ int32_t Context::mapped_peers() const {
 
 std::vector<int32_t> Context::LostRanks() const {
   std::vector<int32_t> lost;
+  if (channels_.empty()) return lost;
   for (int32_t rank = 0; rank < config_.layout.shape.ranks; ++rank) {
     if (rank == table_.rank || config_.IsAbsent(rank) || group_->PeerStatus(table_.peers[rank].handle)) continue;
     lost.push_back(rank);

@@ -38,7 +38,7 @@ class Context {
   // The memory that peers write into (MoeConfig says what lies where), for tests.
   std::span<std::byte> slots() const { return {static_cast<std::byte*>(memory_.data()), memory_.size()}; }
 
-  // Ranks whose peers are lost: dead, or closed.
+  // Ranks whose peers are lost: dead, or closed. None before Connect, which is what knows the peers.
   std::vector<int32_t> LostRanks() const;
 
   // From any thread: the error that ended one of the channels, or null.

@@ -72,6 +72,19 @@ TEST(Context, MapsWhatCanBeMapped) {
   }
 }
 
+// A context that never got to know its peers must not take them for those of another one.
+TEST(Context, LostRanks) {
+  MoeFabric fabric({.ranks = 3}, SmallConfig(3));
+  fabric.Connect();
+  EXPECT_EQ(fabric.context(0).LostRanks(), std::vector<int32_t>());
+  fabric.nic(0)->KillPeer(1, "gone");
+  fabric.StepAll(10);
+  EXPECT_EQ(fabric.context(0).LostRanks(), std::vector<int32_t>{2});
+  testing::QueueExecutor executor;
+  const auto next = Context::Create(fabric.context(0).config(), fabric.group(0), &executor).value();
+  EXPECT_EQ(next->LostRanks(), std::vector<int32_t>());
+}
+
 // What is refused leaves the context as it was: it can still be connected.
 TEST(Context, WrongIntroductions) {
   MoeFabric fabric({.ranks = 3}, SmallConfig(3));

@@ -55,6 +55,7 @@ class LocalDomain final : public Domain {
   // A write that outlives its PostWrite: too long for one slice, or the peer's memory is not mapped yet.
   struct DeferredWrite {
     WriteRequest request;
+    bool streaming;
     uint64_t done = 0;
   };
   enum class Advance { kFinished, kCopied, kWaiting };

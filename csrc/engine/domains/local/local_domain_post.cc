@@ -180,7 +180,9 @@ PostResult LocalDomain::Defer(const WriteRequest& request) {
     return Reject({ErrorCode::kInvalidArgument, "write: the source was deregistered while the write was posted"});
   }
   ++outstanding_;
-  deferred_.Push(DeferredWrite{request, 0});
+  const bool streaming =
+      peers_[request.peer]->run.Extend(request.remote_address, request.length) >= options_.streaming_bytes;
+  deferred_.Push(DeferredWrite{request, streaming});
   return PostResult::kPosted;
 }
 
@@ -200,8 +202,8 @@ LocalDomain::Advance LocalDomain::AdvanceWrite(DeferredWrite& write) {
     const auto entered = peer.Enter(request.remote_key, at, count, error);
     if (entered == LocalPeer::Entered::kNotYet) return Advance::kWaiting;
     if (entered == LocalPeer::Entered::kYes) {
-      const Status status = peer.Copy(at, static_cast<const std::byte*>(request.source) + write.done, count,
-                                      request.length >= options_.streaming_bytes);
+      const Status status =
+          peer.Copy(at, static_cast<const std::byte*>(request.source) + write.done, count, write.streaming);
       peer.Leave();
       if (!status.has_value()) error = status.error();
     }

@@ -11,11 +11,13 @@
 
 #include "csrc/engine/domains/local/copy.h"
 #include "csrc/engine/domains/local/local_test_util.h"
+#include "csrc/engine/domains/local/write_run.h"
 
 namespace jax_fabric {
 namespace {
 
 using local::CopyBytes;
+using local::WriteRun;
 
 TEST(LocalDomain, DescriptorsThreadsAndMappingsStayFlat) {
   const auto use = [] {
@@ -273,6 +275,39 @@ TEST(SharedMemory, RegionsKeepItAlive) {
   const auto from = Register(*a, bytes.data(), 64, Access::kLocalOnly);
   const PeerId peer = a->AddPeer(b->address()).value();
   EXPECT_EQ(a->PostWrite(MakeWrite(peer, from, region, 64, 1)), PostResult::kPosted);
+}
+
+TEST(LocalDomain, WritesThatContinueOneAnotherAreOneRun) {
+  WriteRun run;
+  EXPECT_EQ(run.Extend(1000, 10), 10u);
+  EXPECT_EQ(run.Extend(1010, 500), 510u);
+  EXPECT_EQ(run.Extend(1510, 0), 510u);
+  EXPECT_EQ(run.Extend(1511, 5), 5u) << "a gap";
+  EXPECT_EQ(run.Extend(1000, 7), 7u) << "back";
+}
+
+// They go around the cache, and arrive whole.
+TEST(LocalDomain, RunsOfWritesArriveWhole) {
+  constexpr uint64_t kLength = 3000, kWrites = 40;
+  LocalDomainOptions options;
+  options.slice_bytes = 700;
+  options.streaming_bytes = 10 * kLength;
+  auto sender = Make(options);
+  auto receiver = Make(options);
+  std::vector<std::byte> from(kLength * kWrites), to(kLength * kWrites);
+  for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<std::byte>(i * 7 % 253);
+  const MemoryRegion source = Register(*sender, from.data(), from.size(), Access::kLocalOnly);
+  const MemoryRegion target = Register(*receiver, to.data(), to.size());
+  const PeerId peer = sender->AddPeer(receiver->address()).value();
+  for (uint64_t i = 0; i < kWrites; ++i) {
+    WriteRequest write = MakeWrite(peer, source, target, kLength, 1);
+    write.source = from.data() + i * kLength;
+    write.remote_address += i * kLength;
+    ASSERT_EQ(sender->PostWrite(write), PostResult::kPosted);
+  }
+  std::vector<Completion> got;
+  ASSERT_TRUE(Until(*sender, got, [&] { return got.size() == kWrites; }));
+  EXPECT_EQ(from, to);
 }
 
 TEST(CopyBytes, EveryAlignmentAndLength) {

@@ -21,6 +21,7 @@
 #include "csrc/engine/domains/local/local_address.h"
 #include "csrc/engine/domains/local/local_domain.h"
 #include "csrc/engine/domains/local/remote_memory.h"
+#include "csrc/engine/domains/local/write_run.h"
 
 namespace jax_fabric::local {
 
@@ -69,6 +70,8 @@ class LocalPeer {
   // Any thread, in state kReady. Null with words in `error`.
   void* Map(uint64_t key, uint64_t address, uint64_t length, Error& error);
 
+  // Of the long writes posted to it.
+  WriteRun run;
   // What was answered with kAgain because the lane was full. The peer cannot wake us when there is room.
   bool starved_of_immediates = false;
   std::optional<uint64_t> starved_of_message;  // of this length

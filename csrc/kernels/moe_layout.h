@@ -1,5 +1,5 @@
 // Where everything lies inside a message slot: pure arithmetic, shared by the CPU kernels, the CUDA kernels and the
-// protocol. No allocation, no exceptions, no STL.
+// protocol. No allocation, no exceptions, no STL. constexpr: device code may call it (--expt-relaxed-constexpr).
 #ifndef JAX_FABRIC_KERNELS_MOE_LAYOUT_H_
 #define JAX_FABRIC_KERNELS_MOE_LAYOUT_H_
 
@@ -9,11 +9,11 @@ namespace jax_fabric::kernels {
 
 enum class ElementType : int32_t { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2, kFloat8E4m3fn = 3 };
 
-inline int64_t ElementBytes(ElementType type) {
+constexpr int64_t ElementBytes(ElementType type) {
   return type == ElementType::kFloat32 ? 4 : type == ElementType::kFloat8E4m3fn ? 1 : 2;
 }
 
-inline int64_t AlignUp(int64_t value, int64_t alignment) { return (value + alignment - 1) / alignment * alignment; }
+constexpr int64_t AlignUp(int64_t value, int64_t alignment) { return (value + alignment - 1) / alignment * alignment; }
 
 // The static shape of one expert-parallel context; the same on all ranks.
 struct MoeShape {
@@ -29,10 +29,10 @@ struct MoeShape {
   int32_t private_tokens = INT32_MAX;
 
   // A token needs a rank's slot once, with at most this many of that rank's experts.
-  int32_t LocalTopK() const { return top_k < experts_per_rank ? top_k : experts_per_rank; }
-  int32_t MessageRows() const { return private_tokens < max_tokens ? private_tokens : max_tokens; }
+  constexpr int32_t LocalTopK() const { return top_k < experts_per_rank ? top_k : experts_per_rank; }
+  constexpr int32_t MessageRows() const { return private_tokens < max_tokens ? private_tokens : max_tokens; }
   // Any MessageRows() tokens fit into one round, however they are routed.
-  int32_t MaxRounds() const { return (max_tokens - 1) / MessageRows() + 1; }
+  constexpr int32_t MaxRounds() const { return (max_tokens - 1) / MessageRows() + 1; }
 };
 
 // First bytes of every message. Then, in the first round of a dispatch only, what is to say about all rounds:
@@ -88,35 +88,35 @@ struct SlotLayout {
   ElementType redispatch_type = ElementType::kFloat32;  // rows of redispatch
   bool quantised = false;  // rows of dispatch are float8_e4m3fn, each followed by its scales
 
-  int64_t ScalesOfRow() const { return (shape.hidden + kScaleBlock - 1) / kScaleBlock; }
+  constexpr int64_t ScalesOfRow() const { return (shape.hidden + kScaleBlock - 1) / kScaleBlock; }
   // Of the float32 scales, from the beginning of their row.
-  int64_t ScalesOffset() const { return AlignUp(shape.hidden * ElementBytes(dispatch_type), 16); }
-  int64_t DispatchRowBytes() const {
+  constexpr int64_t ScalesOffset() const { return AlignUp(shape.hidden * ElementBytes(dispatch_type), 16); }
+  constexpr int64_t DispatchRowBytes() const {
     // Whole cache lines: stores past the caches need it.
     return quantised ? AlignUp(ScalesOffset() + 4 * ScalesOfRow(), 64) : ScalesOffset();
   }
-  int64_t RedispatchRowBytes() const { return AlignUp(shape.hidden * ElementBytes(redispatch_type), 16); }
-  int64_t CombineRowBytes() const { return AlignUp(shape.hidden * ElementBytes(combine_type), 16); }
-  int64_t CountsOffset() const { return sizeof(MessageHeader); }
-  int64_t RoundRowsOffset() const { return CountsOffset() + 8 * static_cast<int64_t>(shape.ranks); }
-  int64_t RowMetaOffset() const { return RoundRowsOffset() + 4 * static_cast<int64_t>(shape.MaxRounds()); }
-  int64_t EntriesOffset(int64_t rows) const { return RowMetaOffset() + rows * static_cast<int64_t>(sizeof(RowMeta)); }
+  constexpr int64_t RedispatchRowBytes() const { return AlignUp(shape.hidden * ElementBytes(redispatch_type), 16); }
+  constexpr int64_t CombineRowBytes() const { return AlignUp(shape.hidden * ElementBytes(combine_type), 16); }
+  constexpr int64_t CountsOffset() const { return sizeof(MessageHeader); }
+  constexpr int64_t RoundRowsOffset() const { return CountsOffset() + 8 * static_cast<int64_t>(shape.ranks); }
+  constexpr int64_t RowMetaOffset() const { return RoundRowsOffset() + 4 * static_cast<int64_t>(shape.MaxRounds()); }
+  constexpr int64_t EntriesOffset(int64_t rows) const { return RowMetaOffset() + rows * static_cast<int64_t>(sizeof(RowMeta)); }
   // Of the first message of a dispatch with that many rows and entries in all rounds.
-  int64_t DispatchPayloadOffset(int64_t rows, int64_t entries) const {
+  constexpr int64_t DispatchPayloadOffset(int64_t rows, int64_t entries) const {
     return AlignUp(EntriesOffset(rows) + entries * static_cast<int64_t>(sizeof(Entry)), 256);
   }
   // Of all other messages. Dispatch-back carries LocalTopK() floats a row between header and rows.
-  int64_t PlainPayloadOffset() const { return 256; }
-  int64_t ScalarsBytes(int64_t rows) const { return AlignUp(rows * shape.LocalTopK() * 4, 256); }
+  constexpr int64_t PlainPayloadOffset() const { return 256; }
+  constexpr int64_t ScalarsBytes(int64_t rows) const { return AlignUp(rows * shape.LocalTopK() * 4, 256); }
 
-  int64_t DispatchMessageBytes(int64_t rows, int64_t entries, int64_t message_rows) const {
+  constexpr int64_t DispatchMessageBytes(int64_t rows, int64_t entries, int64_t message_rows) const {
     return DispatchPayloadOffset(rows, entries) + message_rows * DispatchRowBytes();
   }
-  int64_t CombineMessageBytes(int64_t rows, bool with_scalars) const {
+  constexpr int64_t CombineMessageBytes(int64_t rows, bool with_scalars) const {
     return PlainPayloadOffset() + (with_scalars ? ScalarsBytes(rows) : 0) + rows * CombineRowBytes();
   }
   // Room for the largest message of any kind, a multiple of 256.
-  int64_t SlotBytes() const {
+  constexpr int64_t SlotBytes() const {
     const int64_t t = shape.max_tokens;
     const int64_t p = shape.MessageRows();
     const int64_t dispatch = DispatchMessageBytes(t, t * shape.LocalTopK(), p);
@@ -127,8 +127,8 @@ struct SlotLayout {
     return AlignUp(most, 256);
   }
   // One slot for each source and parity.
-  int64_t ChannelBytes() const { return 2 * static_cast<int64_t>(shape.ranks) * SlotBytes(); }
-  int64_t SlotOffset(int32_t source, int64_t sequence) const {
+  constexpr int64_t ChannelBytes() const { return 2 * static_cast<int64_t>(shape.ranks) * SlotBytes(); }
+  constexpr int64_t SlotOffset(int32_t source, int64_t sequence) const {
     return ((sequence & 1) * shape.ranks + source) * SlotBytes();
   }
 };

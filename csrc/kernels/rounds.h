@@ -20,21 +20,21 @@ namespace jax_fabric::kernels {
 struct IndexRange {
   int64_t begin = 0;
   int64_t end = 0;
-  int64_t size() const { return end - begin; }
+  constexpr int64_t size() const { return end - begin; }
 };
 
 // `value`, or the nearest number in [0, most].
-inline int64_t ClampCount(int64_t value, int64_t most) { return value < 0 ? 0 : value < most ? value : most; }
+constexpr int64_t ClampCount(int64_t value, int64_t most) { return value < 0 ? 0 : value < most ? value : most; }
 
 // How many rounds the calls on this route take.
-inline int32_t RoundsOf(const MoeShape& shape, const ReceiveRoute& route) {
+constexpr int32_t RoundsOf(const MoeShape& shape, const ReceiveRoute& route) {
   int32_t rounds = 1;
   while (rounds < shape.MaxRounds() && route.rows[rounds] >= 0) ++rounds;
   return rounds;
 }
 
 // Of the rows from `source`, those of a round.
-inline IndexRange RowsInRound(const MoeShape& shape, const ReceiveRoute& route, int64_t source, int32_t round) {
+constexpr IndexRange RowsInRound(const MoeShape& shape, const ReceiveRoute& route, int64_t source, int32_t round) {
   const int32_t* rows = route.rows + source * shape.MaxRounds();
   int64_t begin = 0;
   for (int32_t r = 0; r < round; ++r) begin += ClampCount(rows[r], shape.MessageRows());
@@ -44,7 +44,7 @@ inline IndexRange RowsInRound(const MoeShape& shape, const ReceiveRoute& route, 
 }
 
 // This rank's tokens whose rows travel in a round.
-inline IndexRange TokensInRound(const MoeShape& shape, const SendRoute& route, int64_t t_rows, int32_t round) {
+constexpr IndexRange TokensInRound(const MoeShape& shape, const SendRoute& route, int64_t t_rows, int32_t round) {
   if (shape.MaxRounds() == 1) return {0, t_rows};
   const int64_t begin = round == 0 ? 0 : ClampCount(route.token_ends[round - 1], t_rows);
   const int64_t end = ClampCount(route.token_ends[round], t_rows);

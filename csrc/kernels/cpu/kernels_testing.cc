@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "csrc/kernels/cpu/float8_reference.h"
-#include "csrc/kernels/cpu/float_types.h"
+#include "csrc/kernels/float_types.h"
 #include "csrc/kernels/moe_kernels.h"
 #include "csrc/kernels/moe_layout.h"
 #include "gtest/gtest.h"
@@ -331,7 +331,7 @@ void World::Dispatch(bool drop_overflow, bool zero_padding) {
   for (int32_t round = 0; round < all; ++round) {
     PoisonSlots();
     SendDispatch(round);
-    ReceiveAtAll(round, DispatchReceive, [&](RankState& state, int64_t) {
+    ReceiveAtAll(round, KernelsUnderTest().dispatch_receive, [&](RankState& state, int64_t) {
       return DispatchReceiveArgs{.layout = state.layout,
                                  .tokens_type = state.tokens.type(),
                                  .tokens = state.tokens.data(),
@@ -348,7 +348,7 @@ void World::Dispatch(bool drop_overflow, bool zero_padding) {
 }
 
 void World::SendDispatch(int32_t round) {
-  SendFromAll(ExchangeKind::kDispatch, round, DispatchSend, [&](RankState& state, int64_t s) {
+  SendFromAll(ExchangeKind::kDispatch, round, KernelsUnderTest().dispatch_send, [&](RankState& state, int64_t s) {
     return DispatchSendArgs{.layout = state.layout,
                             .stamp = Stamp(s),
                             .t_rows = state.t_rows,
@@ -373,7 +373,7 @@ World::CombineResult World::Combine(const std::vector<Array>& y, bool weighted,
   const int32_t all = rounds();
   for (int32_t round = 0; round < all; ++round) {
     PoisonSlots();
-    SendFromAll(kind, round, CombineSend, [&](RankState& state, int64_t s) {
+    SendFromAll(kind, round, KernelsUnderTest().combine_send, [&](RankState& state, int64_t s) {
       return CombineSendArgs{.layout = state.layout,
                              .stamp = Stamp(s),
                              .kind = kind,
@@ -383,7 +383,7 @@ World::CombineResult World::Combine(const std::vector<Array>& y, bool weighted,
                              .row_scalars = row_scalars != nullptr ? (*row_scalars)[s].data() : nullptr,
                              .route = state.receive_route()};
     });
-    ReceiveAtAll(round, CombineReceive, [&](RankState& state, int64_t r) {
+    ReceiveAtAll(round, KernelsUnderTest().combine_receive, [&](RankState& state, int64_t r) {
       return CombineReceiveArgs{.layout = state.layout,
                                 .t_rows = state.t_rows,
                                 .route = state.send_route(),
@@ -404,7 +404,7 @@ World::RedispatchResult World::Redispatch(const std::vector<Array>& x, bool weig
   const int32_t all = rounds();
   for (int32_t round = 0; round < all; ++round) {
     PoisonSlots();
-    SendFromAll(ExchangeKind::kRedispatch, round, RedispatchSend, [&](RankState& state, int64_t s) {
+    SendFromAll(ExchangeKind::kRedispatch, round, KernelsUnderTest().redispatch_send, [&](RankState& state, int64_t s) {
       return RedispatchSendArgs{.layout = state.layout,
                                 .stamp = Stamp(s),
                                 .t_rows = state.t_rows,
@@ -412,7 +412,7 @@ World::RedispatchResult World::Redispatch(const std::vector<Array>& x, bool weig
                                 .x = x[s].data(),
                                 .route = state.send_route()};
     });
-    ReceiveAtAll(round, RedispatchReceive, [&](RankState& state, int64_t r) {
+    ReceiveAtAll(round, KernelsUnderTest().redispatch_receive, [&](RankState& state, int64_t r) {
       return RedispatchReceiveArgs{.layout = state.layout,
                                    .route = state.receive_route(),
                                    .row_weights = weighted ? state.row_weights.data() : nullptr,

@@ -107,6 +107,18 @@ struct QuantisedRows {
 };
 QuantisedRows Quantised(const RankState& state);
 
+// The kernels that World runs: all implementations have one contract, and the same tests.
+struct KernelSet {
+  void (*dispatch_send)(const DispatchSendArgs& args);
+  void (*dispatch_receive)(const DispatchReceiveArgs& args);
+  void (*combine_send)(const CombineSendArgs& args);
+  void (*combine_receive)(const CombineReceiveArgs& args);
+  void (*redispatch_send)(const RedispatchSendArgs& args);
+  void (*redispatch_receive)(const RedispatchReceiveArgs& args);
+};
+// Of the library that the test is linked with: :kernels_under_test, or that of csrc/kernels/cuda.
+const KernelSet& KernelsUnderTest();
+
 class World {
  public:
   World(const WorldConfig& config, uint64_t seed);

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "csrc/kernels/cpu/float8_reference.h"
-#include "csrc/kernels/cpu/float_types.h"
+#include "csrc/kernels/float_types.h"
 #include "gtest/gtest.h"
 
 namespace jax_fabric::kernels {

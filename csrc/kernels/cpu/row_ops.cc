@@ -4,7 +4,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include "csrc/kernels/cpu/float_types.h"
+#include "csrc/kernels/float_types.h"
 #include "csrc/kernels/moe_layout.h"
 
 #if defined(__x86_64__)

@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-#include "csrc/kernels/cpu/float_types.h"
+#include "csrc/kernels/float_types.h"
 #include "csrc/kernels/moe_layout.h"
 #include "gtest/gtest.h"
 

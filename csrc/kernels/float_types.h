@@ -6,31 +6,33 @@
 // becomes NaN.
 //
 // No branches and no tables, so that loops over these vectorise.
-#ifndef JAX_FABRIC_KERNELS_CPU_FLOAT_TYPES_H_
-#define JAX_FABRIC_KERNELS_CPU_FLOAT_TYPES_H_
+#ifndef JAX_FABRIC_KERNELS_FLOAT_TYPES_H_
+#define JAX_FABRIC_KERNELS_FLOAT_TYPES_H_
 
 #include <bit>
 #include <cstdint>
 
 // A call would end vectorisation, and would run code that was not compiled for the caller's instruction set.
 #define JF_ALWAYS_INLINE inline __attribute__((always_inline))
+// constexpr: device code may call them (--expt-relaxed-constexpr).
+#define JF_CODEC constexpr __attribute__((always_inline))
 
 namespace jax_fabric::kernels {
 
-JF_ALWAYS_INLINE uint32_t FloatBits(float value) { return std::bit_cast<uint32_t>(value); }
-JF_ALWAYS_INLINE float BitsFloat(uint32_t bits) { return std::bit_cast<float>(bits); }
+JF_CODEC uint32_t FloatBits(float value) { return std::bit_cast<uint32_t>(value); }
+JF_CODEC float BitsFloat(uint32_t bits) { return std::bit_cast<float>(bits); }
 
 // `Storage` is what an array of the type consists of.
 struct Float32Codec {
   using Storage = float;
-  static JF_ALWAYS_INLINE float Decode(float value) { return value; }
-  static JF_ALWAYS_INLINE float Encode(float value) { return value; }
+  static JF_CODEC float Decode(float value) { return value; }
+  static JF_CODEC float Encode(float value) { return value; }
 };
 
 struct Bfloat16Codec {
   using Storage = uint16_t;
-  static JF_ALWAYS_INLINE float Decode(uint16_t value) { return BitsFloat(static_cast<uint32_t>(value) << 16); }
-  static JF_ALWAYS_INLINE uint16_t Encode(float value) {
+  static JF_CODEC float Decode(uint16_t value) { return BitsFloat(static_cast<uint32_t>(value) << 16); }
+  static JF_CODEC uint16_t Encode(float value) {
     const uint32_t bits = FloatBits(value);
     const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
     const uint32_t quiet = (bits >> 16) | 0x40u;
@@ -40,7 +42,7 @@ struct Bfloat16Codec {
 
 struct Float16Codec {
   using Storage = uint16_t;
-  static JF_ALWAYS_INLINE float Decode(uint16_t value) {
+  static JF_CODEC float Decode(uint16_t value) {
     const uint32_t sign = (value & 0x8000u) << 16;
     const uint32_t magnitude = value & 0x7fffu;
     const uint32_t normal = (magnitude << 13) + (112u << 23);
@@ -51,7 +53,7 @@ struct Float16Codec {
     const uint32_t finite = magnitude < 0x0400u ? subnormal : normal;
     return BitsFloat(sign | (magnitude >= 0x7c00u ? special : finite));
   }
-  static JF_ALWAYS_INLINE uint16_t Encode(float value) {
+  static JF_CODEC uint16_t Encode(float value) {
     const uint32_t bits = FloatBits(value);
     const uint32_t sign = (bits >> 16) & 0x8000u;
     const uint32_t magnitude = bits & 0x7fffffffu;
@@ -68,7 +70,7 @@ struct Float16Codec {
 
 struct Float8E4m3fnCodec {
   using Storage = uint8_t;
-  static JF_ALWAYS_INLINE float Decode(uint8_t value) {
+  static JF_CODEC float Decode(uint8_t value) {
     const uint32_t sign = (value & 0x80u) << 24;
     const uint32_t magnitude = value & 0x7fu;
     const uint32_t normal = (magnitude << 20) + (120u << 23);
@@ -76,7 +78,7 @@ struct Float8E4m3fnCodec {
     const uint32_t finite = magnitude < 0x08u ? subnormal : normal;
     return BitsFloat(sign | (magnitude == 0x7fu ? 0x7ff00000u : finite));
   }
-  static JF_ALWAYS_INLINE uint8_t Encode(float value) {
+  static JF_CODEC uint8_t Encode(float value) {
     const uint32_t bits = FloatBits(value);
     const uint32_t sign = (bits >> 24) & 0x80u;
     const uint32_t magnitude = bits & 0x7fffffffu;
@@ -91,4 +93,6 @@ struct Float8E4m3fnCodec {
 
 }  // namespace jax_fabric::kernels
 
-#endif  // JAX_FABRIC_KERNELS_CPU_FLOAT_TYPES_H_
+#undef JF_CODEC
+
+#endif  // JAX_FABRIC_KERNELS_FLOAT_TYPES_H_

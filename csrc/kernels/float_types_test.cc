@@ -1,4 +1,4 @@
-#include "csrc/kernels/cpu/float_types.h"
+#include "csrc/kernels/float_types.h"
 
 #include <cmath>
 #include <cstdint>

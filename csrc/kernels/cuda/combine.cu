@@ -1,0 +1,327 @@
+// CombineSend and CombineReceive: combine, and the transpose of dispatch.
+#include <cstdint>
+
+#include "csrc/kernels/cuda/elements.cuh"
+#include "csrc/kernels/cuda/grid.h"
+#include "csrc/kernels/cuda/kernel_timer.cuh"
+#include "csrc/kernels/cuda/load_kernels.h"
+#include "csrc/kernels/cuda/message.cuh"
+#include "csrc/kernels/cuda/moe_kernels.h"
+#include "csrc/kernels/cuda/row_moves.cuh"
+#include "csrc/kernels/moe_kernels.h"
+#include "csrc/kernels/moe_layout.h"
+#include "csrc/kernels/rounds.h"
+
+namespace jax_fabric::kernels::cuda {
+namespace {
+
+constexpr uint32_t kAllLanes = 0xffffffffu;
+
+// ---- Send ----------------------------------------------------------------------------------------------------------
+
+// The rows that one row of a message is the sum of.
+struct SendTerms {
+  const CombineSendArgs& args;
+  const int32_t* positions;  // [L]
+
+  __device__ __forceinline__ int64_t Position(int32_t i) const {
+    return IndexBelow(positions[i], args.layout.shape.capacity);
+  }
+  __device__ __forceinline__ float Weight(int64_t position) const {
+    return args.row_weights != nullptr ? args.row_weights[position] : 1.0f;
+  }
+  __device__ __forceinline__ const char* Row(int64_t position) const {
+    return static_cast<const char*>(args.y) + position * args.layout.shape.hidden * ElementBytes(args.y_type);
+  }
+};
+
+// By one warp: how many terms there are; `only` is the position of the last one.
+__device__ int32_t CountTerms(const SendTerms& terms, int64_t* only) {
+  const int32_t lane = threadIdx.x % kWarp;
+  const int32_t local_top_k = terms.args.layout.shape.LocalTopK();
+  int32_t count = 0;
+  for (int32_t base = 0; base < local_top_k; base += kWarp) {
+    const int32_t i = base + lane;
+    const auto position = static_cast<int32_t>(i < local_top_k ? terms.Position(i) : -1);
+    const uint32_t set = __ballot_sync(kAllLanes, position >= 0);
+    if (set != 0) *only = __shfl_sync(kAllLanes, position, 31 - __clz(set));
+    count += __popc(set);
+  }
+  return count;
+}
+
+// One term: several pieces of it under way at once.
+template <int kCount, typename From, typename To>
+__device__ void WriteScaled(To to_type, char* to, From from_type, const char* from, float weight, int64_t hidden,
+                            int32_t lane) {
+  constexpr int64_t kStep = kWarp * kCount;
+  int64_t at = static_cast<int64_t>(lane) * kCount;
+  for (; at + (kInFlight - 1) * kStep < hidden; at += kInFlight * kStep) {
+    Floats<kCount> floats[kInFlight];
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) floats[i] = from_type.template Load<kCount>(from, at + i * kStep);
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) {
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) floats[i].value[j] *= weight;
+      to_type.template Store<kCount>(to, at + i * kStep, floats[i]);
+    }
+  }
+  for (; at < hidden; at += kStep) {
+    Floats<kCount> floats = from_type.template Load<kCount>(from, at);
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) floats.value[j] *= weight;
+    to_type.template Store<kCount>(to, at, floats);
+  }
+}
+
+// Several: from left to right, the sum starting with its first term.
+template <int kCount, typename From, typename To>
+__device__ void WriteSum(To to_type, char* to, From from_type, const SendTerms& terms, int64_t hidden, int32_t lane) {
+  const int32_t local_top_k = terms.args.layout.shape.LocalTopK();
+  for (int64_t at = static_cast<int64_t>(lane) * kCount; at < hidden; at += kWarp * kCount) {
+    Floats<kCount> sum;
+    bool first = true;
+    for (int32_t i = 0; i < local_top_k; ++i) {
+      const int64_t position = terms.Position(i);
+      if (position < 0) continue;
+      const float weight = terms.Weight(position);
+      Floats<kCount> term = from_type.template Load<kCount>(terms.Row(position), at);
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) {
+        // Without weights nothing is multiplied: that would quiet a NaN, and cost as much as the sum.
+        if (terms.args.row_weights != nullptr) term.value[j] *= weight;
+        sum.value[j] = first ? term.value[j] : sum.value[j] + term.value[j];
+      }
+      first = false;
+    }
+    to_type.template Store<kCount>(to, at, sum);
+  }
+}
+
+// By one warp: row j of a message.
+template <int kCount, typename From, typename To>
+__device__ void WriteRow(const CombineSendArgs& args, From from_type, To to_type, const int32_t* positions, char* to) {
+  const SlotLayout& layout = args.layout;
+  const int64_t hidden = layout.shape.hidden;
+  const int64_t row_bytes = hidden * ElementBytes(layout.combine_type);
+  const auto lane = static_cast<int32_t>(threadIdx.x % kWarp);
+  const SendTerms terms{args, positions};
+  int64_t only = -1;
+  const int32_t count = CountTerms(terms, &only);
+  if (count == 0) {
+    ZeroBytes(to, 0, row_bytes, lane, kWarp);  // its experts had no room
+  } else if (count > 1) {
+    WriteSum<kCount>(to_type, to, from_type, terms, hidden, lane);
+  } else if (args.row_weights == nullptr) {
+    ConvertRow<kCount>(to, layout.combine_type, terms.Row(only), args.y_type, hidden, lane, kWarp);
+  } else {
+    WriteScaled<kCount>(to_type, to, from_type, terms.Row(only), terms.Weight(only), hidden, lane);
+  }
+  ZeroRowPadding(to, row_bytes, layout.CombineRowBytes(), lane, kWarp);
+}
+
+// Of kDispatchBack, by one block.
+__device__ void WriteScalars(const CombineSendArgs& args, const int32_t* positions, int64_t rows, void* slot) {
+  const SlotLayout& layout = args.layout;
+  auto* scalars = At<float>(slot, layout.PlainPayloadOffset());
+  const int64_t count = rows * layout.shape.LocalTopK();
+  const int64_t end = layout.ScalarsBytes(rows) / static_cast<int64_t>(sizeof(float));
+  for (int64_t i = threadIdx.x; i < end; i += kRowThreads) {
+    const int64_t position = i < count ? IndexBelow(positions[i], layout.shape.capacity) : -1;
+    scalars[i] = position < 0 || args.row_scalars == nullptr ? 0.0f : args.row_scalars[position];
+  }
+}
+
+// Blocks (source, y) have every gridDim.y-th batch of rows of the message to a source.
+template <int kCount, typename From, typename To>
+__global__ void __launch_bounds__(kRowThreads)
+    CombineSendKernel(const __grid_constant__ CombineSendArgs args, From from_type, To to_type, KernelTimes* times) {
+  const KernelTimer timer(times);
+  const SlotLayout& layout = args.layout;
+  const MoeShape& shape = layout.shape;
+  const int64_t source = blockIdx.x;
+  void* slot = args.slots[source];
+  const bool with_scalars = args.kind == ExchangeKind::kDispatchBack;
+  const IndexRange range = RowsInRound(shape, args.route, source, args.round);
+  const int64_t rows = range.size();
+  const int32_t local_top_k = shape.LocalTopK();
+  const int32_t* positions = args.route.positions + (source * shape.max_tokens + range.begin) * local_top_k;
+  const int64_t payload_offset = layout.PlainPayloadOffset() + (with_scalars ? layout.ScalarsBytes(rows) : 0);
+  const int64_t warps = static_cast<int64_t>(gridDim.y) * kRowWarps;
+  for (int64_t row = blockIdx.y * kRowWarps + threadIdx.x / kWarp; row < rows; row += warps) {
+    WriteRow<kCount>(args, from_type, to_type, positions + row * local_top_k,
+                     At<char>(slot, payload_offset + row * layout.CombineRowBytes()));
+  }
+  if (blockIdx.y != 0) return;
+  if (with_scalars) WriteScalars(args, positions, rows, slot);
+  ZeroWords(slot, sizeof(MessageHeader), layout.PlainPayloadOffset(), threadIdx.x, kRowThreads);
+  if (threadIdx.x != 0) return;
+  WriteHeader(args.stamp, args.kind, {.rows = rows, .first_row = range.begin, .payload_offset = payload_offset}, slot);
+  args.message_bytes[source] = layout.CombineMessageBytes(rows, with_scalars);
+}
+
+// ---- Receive -------------------------------------------------------------------------------------------------------
+
+// Short blocks: a token's elements are more than a multiprocessor's share of the loads.
+constexpr int kTokenThreads = 128;
+// Rows of a token that are read at once.
+constexpr int kTermsAtOnce = 8;
+
+// Row of token t in the message from a rank. A message is never read past the rows that it says it has.
+__device__ __forceinline__ int64_t RowOf(const CombineReceiveArgs& args, int64_t rank, int64_t t) {
+  const MessageHeader& header = HeaderOf(args.slots[rank]);
+  const int64_t row = int64_t{args.route.index[t * args.layout.shape.ranks + rank]} - header.first_row;
+  return row >= 0 && row < header.rows ? row : -1;
+}
+
+// By the first warp of a block: where the rows of a token are, by rising rank.
+__device__ int32_t FindRows(const CombineReceiveArgs& args, int64_t t, const char** rows) {
+  const int32_t lane = threadIdx.x;
+  int32_t count = 0;
+  for (int64_t base = 0; base < args.layout.shape.ranks; base += kWarp) {
+    const int64_t rank = base + lane;
+    const int64_t row = rank < args.layout.shape.ranks ? RowOf(args, rank, t) : -1;
+    const uint32_t set = __ballot_sync(kAllLanes, row >= 0);
+    if (row >= 0) {
+      const void* slot = args.slots[rank];
+      rows[count + __popc(set & ((1u << lane) - 1))] =
+          At<char>(slot, static_cast<int64_t>(HeaderOf(slot).payload_offset) + row * args.layout.CombineRowBytes());
+    }
+    count += __popc(set);
+  }
+  return count;
+}
+
+template <int kCount, typename From, typename To>
+__device__ void SumRows(From from_type, To to_type, const char* const* rows, int32_t count, char* to, int64_t at) {
+  Floats<kCount> sum;
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) sum.value[j] = 0.0f;
+  for (int32_t base = 0; base < count; base += kTermsAtOnce) {
+    Floats<kCount> terms[kTermsAtOnce];
+#pragma unroll
+    for (int i = 0; i < kTermsAtOnce; ++i) {
+      if (base + i < count) terms[i] = from_type.template Load<kCount>(rows[base + i], at);
+    }
+#pragma unroll
+    for (int i = 0; i < kTermsAtOnce; ++i) {
+      if (base + i >= count) continue;
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) {
+        // The sum starts with its first term: -0 stays -0.
+        sum.value[j] = base + i == 0 ? terms[i].value[j] : sum.value[j] + terms[i].value[j];
+      }
+    }
+  }
+  to_type.template Store<kCount>(to, at, sum);
+}
+
+__device__ void ReceiveScalars(const CombineReceiveArgs& args, int64_t t) {
+  const MoeShape& shape = args.layout.shape;
+  const int64_t local_top_k = shape.LocalTopK();
+  for (int64_t k = threadIdx.x; k < shape.top_k; k += kTokenThreads) {
+    const int64_t slot = IndexBelow(args.route.slot[t * shape.top_k + k], shape.ranks * local_top_k);
+    float value = 0.0f;
+    if (slot >= 0) {
+      const int64_t rank = slot / local_top_k;
+      const int64_t row = RowOf(args, rank, t);
+      const auto* scalars = At<float>(args.slots[rank], args.layout.PlainPayloadOffset());
+      if (row >= 0) value = scalars[row * local_top_k + slot % local_top_k];
+    }
+    args.scalars[t * shape.top_k + k] = value;
+  }
+}
+
+// Blocks (t, y) have the y-th part of a token's elements.
+template <int kCount, typename From, typename To>
+__global__ void __launch_bounds__(kTokenThreads) CombineReceiveKernel(const __grid_constant__ CombineReceiveArgs args,
+                                                                      From from_type, To to_type, KernelTimes* times) {
+  const KernelTimer timer(times);
+  extern __shared__ const char* rows_of_token[];
+  __shared__ int32_t count;
+  const MoeShape& shape = args.layout.shape;
+  const IndexRange tokens = TokensInRound(shape, args.route, args.t_rows, args.round);
+  const int64_t t = blockIdx.x;
+  if (t < tokens.begin || t >= tokens.end) return;
+  if (threadIdx.x < kWarp) {
+    const int32_t found = FindRows(args, t, rows_of_token);
+    if (threadIdx.x == 0) count = found;
+  }
+  __syncthreads();
+  char* to = static_cast<char*>(args.out) + t * shape.hidden * ElementBytes(args.out_type);
+  const int64_t step = static_cast<int64_t>(gridDim.y) * kTokenThreads * kCount;
+  for (int64_t at = (static_cast<int64_t>(blockIdx.y) * kTokenThreads + threadIdx.x) * kCount; at < shape.hidden;
+       at += step) {
+    SumRows<kCount>(from_type, to_type, rows_of_token, count, to, at);
+  }
+  if (blockIdx.y == 0 && args.scalars != nullptr) ReceiveScalars(args, t);
+}
+
+template <int kCount, typename Types>
+cudaError_t LaunchSend(const CombineSendArgs& args, const LaunchOptions& options, Types types) {
+  const MoeShape& shape = args.layout.shape;
+  const dim3 blocks(shape.ranks, BlocksOfMessage(shape.ranks, shape.MessageRows(), options.multiprocessors));
+  CombineSendKernel<kCount><<<blocks, kRowThreads, 0, options.stream>>>(args, types.from, types.to, options.times);
+  return cudaGetLastError();
+}
+
+template <int kCount, typename Types>
+cudaError_t LaunchReceive(const CombineReceiveArgs& args, const LaunchOptions& options, Types types) {
+  const MoeShape& shape = args.layout.shape;
+  if (args.t_rows == 0) return cudaSuccess;
+  const int64_t threads = (shape.hidden + kCount - 1) / kCount;
+  const dim3 blocks(args.t_rows, static_cast<uint32_t>((threads + kTokenThreads - 1) / kTokenThreads));
+  CombineReceiveKernel<kCount><<<blocks, kTokenThreads, sizeof(char*) * shape.ranks, options.stream>>>(
+      args, types.from, types.to, options.times);
+  return cudaGetLastError();
+}
+
+template <ElementType kFrom, ElementType kTo>
+struct StaticTypes {
+  StaticType<kFrom> from;
+  StaticType<kTo> to;
+};
+struct AnyTypes {
+  AnyType from;
+  AnyType to;
+};
+
+// launch(kCount, types), with the types that matter for speed known when it is compiled.
+template <typename Launch>
+cudaError_t WithTypes(int64_t hidden, ElementType from, ElementType to, Launch launch) {
+  constexpr auto kBfloat16 = ElementType::kBfloat16;
+  if (!IsVectorised(hidden)) return launch.template operator()<1>(AnyTypes{{from}, {to}});
+  if (from == kBfloat16 && to == kBfloat16)
+    return launch.template operator()<kVector>(StaticTypes<kBfloat16, kBfloat16>{});
+  return launch.template operator()<kVector>(AnyTypes{{from}, {to}});
+}
+
+}  // namespace
+
+cudaError_t CombineSend(const CombineSendArgs& args, const LaunchOptions& options) {
+  return WithTypes(args.layout.shape.hidden, args.y_type, args.layout.combine_type,
+                   [&]<int kCount>(auto types) { return LaunchSend<kCount>(args, options, types); });
+}
+
+cudaError_t CombineReceive(const CombineReceiveArgs& args, const LaunchOptions& options) {
+  return WithTypes(args.layout.shape.hidden, args.layout.combine_type, args.out_type,
+                   [&]<int kCount>(auto types) { return LaunchReceive<kCount>(args, options, types); });
+}
+
+cudaError_t LoadCombine() {
+  constexpr auto kBfloat16 = ElementType::kBfloat16;
+  using Bfloat16 = StaticType<kBfloat16>;
+  cudaFuncAttributes attributes;
+  for (const void* kernel : {reinterpret_cast<const void*>(&CombineSendKernel<1, AnyType, AnyType>),
+                             reinterpret_cast<const void*>(&CombineSendKernel<kVector, AnyType, AnyType>),
+                             reinterpret_cast<const void*>(&CombineSendKernel<kVector, Bfloat16, Bfloat16>),
+                             reinterpret_cast<const void*>(&CombineReceiveKernel<1, AnyType, AnyType>),
+                             reinterpret_cast<const void*>(&CombineReceiveKernel<kVector, AnyType, AnyType>),
+                             reinterpret_cast<const void*>(&CombineReceiveKernel<kVector, Bfloat16, Bfloat16>)}) {
+    if (const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel); error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+
+}  // namespace jax_fabric::kernels::cuda

@@ -1,0 +1,312 @@
+// DispatchReceive: where the rows of all rounds go, and those of the first one there.
+//
+// 1. CountKernel: how many rows each source has for each group, and each row's number among them. Kept in
+//    route.positions for a while.
+// 2. ScanKernel: where each source's rows of a group begin. Groups lie one after the other, and within a group sources.
+// 3. MoveKernel: final positions, the rows themselves, and what no row goes to.
+#include <cstdint>
+
+#include "csrc/kernels/cuda/block_scan.cuh"
+#include "csrc/kernels/cuda/elements.cuh"
+#include "csrc/kernels/cuda/grid.h"
+#include "csrc/kernels/cuda/kernel_timer.cuh"
+#include "csrc/kernels/cuda/load_kernels.h"
+#include "csrc/kernels/cuda/message.cuh"
+#include "csrc/kernels/cuda/moe_kernels.h"
+#include "csrc/kernels/cuda/receive_row.cuh"
+#include "csrc/kernels/cuda/send_rows.cuh"
+#include "csrc/kernels/cuda/workspace.h"
+#include "csrc/kernels/moe_kernels.h"
+#include "csrc/kernels/moe_layout.h"
+
+namespace jax_fabric::kernels::cuda {
+namespace {
+
+constexpr int kScanThreads = 512;
+constexpr uint32_t kAllLanes = 0xffffffffu;
+// Blocks of MoveKernel, for each of its rows of blocks, that have no message.
+constexpr int kPaddingBlocks = 8;
+
+// The metadata of a checked message, which is of all rounds.
+struct DispatchMessage {
+  __device__ DispatchMessage(const SlotLayout& layout, const void* slot)
+      : header(HeaderOf(slot)), round_rows(At<uint32_t>(slot, layout.RoundRowsOffset())) {
+    if (layout.shape.MaxRounds() == 1) {
+      rows = header.rows;
+    } else {
+      for (int32_t round = 0; round < layout.shape.MaxRounds(); ++round) rows += round_rows[round];
+    }
+    meta = At<RowMeta>(slot, layout.RowMetaOffset());
+    entries = At<Entry>(slot, layout.EntriesOffset(rows));
+    payload = At<char>(slot, static_cast<int64_t>(header.payload_offset));
+  }
+
+  __device__ int32_t EntryBegin(int32_t row) const { return static_cast<int32_t>(meta[row].entry_begin); }
+  __device__ int32_t EntryEnd(int32_t row) const {
+    return static_cast<int32_t>(row + 1 < rows ? meta[row + 1].entry_begin : header.expert_rows);
+  }
+  // The first row whose token is not below `token`.
+  __device__ int32_t FirstRowFrom(int64_t token) const {
+    int32_t begin = 0, end = rows;
+    while (begin < end) {
+      const int32_t middle = begin + (end - begin) / 2;
+      if (meta[middle].token < token) {
+        begin = middle + 1;
+      } else {
+        end = middle;
+      }
+    }
+    return begin;
+  }
+
+  const MessageHeader& header;
+  const uint32_t* round_rows;
+  int32_t rows = 0;
+  const RowMeta* meta;
+  const Entry* entries;
+  const char* payload;
+};
+
+__device__ __forceinline__ int32_t ElementOf(const DispatchReceiveArgs& args, uint32_t token) {
+  const int64_t element = token / static_cast<uint32_t>(args.element_rows);
+  return static_cast<int32_t>(element < args.elements ? element : args.elements - 1);
+}
+
+__device__ __forceinline__ int32_t* PositionsFrom(const DispatchReceiveArgs& args, int64_t source) {
+  const MoeShape& shape = args.layout.shape;
+  return args.route.positions + source * shape.max_tokens * shape.LocalTopK();
+}
+
+// ---- Counting ------------------------------------------------------------------------------------------------------
+
+// By one warp: the rows [begin, end) of a message that have an expert, numbered.
+__device__ int32_t NumberRows(const DispatchReceiveArgs& args, const DispatchMessage& message, int32_t* positions,
+                              int32_t begin, int32_t end, uint32_t expert) {
+  const int32_t lane = threadIdx.x % kWarp;
+  const int32_t local_top_k = args.layout.shape.LocalTopK();
+  int32_t count = 0;
+  for (int32_t base = begin; base < end; base += kWarp) {
+    const int32_t row = base + lane;
+    int32_t found = -1;
+    if (row < end) {
+      const int32_t first = message.EntryBegin(row), last = message.EntryEnd(row);
+      for (int32_t i = first; i < last && found < 0; ++i) {
+        if (message.entries[i].local_expert == expert) found = i - first;
+      }
+    }
+    const uint32_t have = __ballot_sync(kAllLanes, found >= 0);
+    if (found >= 0) {
+      positions[static_cast<int64_t>(row) * local_top_k + found] = count + __popc(have & ((1u << lane) - 1));
+    }
+    count += __popc(have);
+  }
+  return count;
+}
+
+// A block for each source and element, a warp for an expert at a time.
+__global__ void __launch_bounds__(kRowThreads)
+    CountKernel(const __grid_constant__ DispatchReceiveArgs args,
+                const __grid_constant__ DispatchReceiveWorkspace workspace, KernelTimes* times) {
+  const KernelTimer timer(times);
+  const MoeShape& shape = args.layout.shape;
+  const int32_t source = blockIdx.x, element = blockIdx.y;
+  const DispatchMessage message(args.layout, args.slots[source]);
+  const int64_t first_token = static_cast<int64_t>(element) * args.element_rows;
+  const int32_t begin = element == 0 ? 0 : message.FirstRowFrom(first_token);
+  const int32_t end =
+      element + 1 == args.elements ? message.rows : message.FirstRowFrom(first_token + args.element_rows);
+  int32_t* positions = PositionsFrom(args, source);
+  for (int32_t expert = threadIdx.x / kWarp; expert < shape.experts_per_rank; expert += kRowWarps) {
+    const int32_t count = NumberRows(args, message, positions, begin, end, expert);
+    const int64_t group = static_cast<int64_t>(element) * shape.experts_per_rank + expert;
+    if (threadIdx.x % kWarp == 0) workspace.counts[group * shape.ranks + source] = count;
+  }
+}
+
+// ---- Prefix sums ---------------------------------------------------------------------------------------------------
+
+// A block for each element.
+__global__ void __launch_bounds__(kScanThreads)
+    ScanKernel(const __grid_constant__ DispatchReceiveArgs args,
+               const __grid_constant__ DispatchReceiveWorkspace workspace, KernelTimes* times) {
+  const KernelTimer timer(times);
+  const MoeShape& shape = args.layout.shape;
+  const int32_t element = blockIdx.x;
+  const int64_t size = static_cast<int64_t>(shape.experts_per_rank) * shape.ranks;
+  const int32_t* counts = workspace.counts + element * size;
+  int32_t* begins = workspace.begins + element * size;
+  const int64_t first = element * shape.capacity, last = first + shape.capacity;
+  int32_t so_far = 0;
+  for (int64_t base = 0; base < size; base += kScanThreads) {
+    const int64_t i = base + threadIdx.x;
+    const PairScan scan = ScanBlock<kScanThreads>({i < size ? counts[i] : 0, 0});
+    if (i < size) begins[i] = static_cast<int32_t>(first) + so_far + scan.before.a;
+    so_far += scan.total.a;
+  }
+  __syncthreads();
+  const int64_t total = first + so_far;
+  for (int32_t expert = threadIdx.x; expert < shape.experts_per_rank; expert += kScanThreads) {
+    const int64_t begin = begins[static_cast<int64_t>(expert) * shape.ranks];
+    const int64_t end =
+        expert + 1 < shape.experts_per_rank ? begins[(static_cast<int64_t>(expert) + 1) * shape.ranks] : total;
+    const int64_t size_within = (end < last ? end : last) - (begin < last ? begin : last);
+    args.group_sizes[static_cast<int64_t>(element) * shape.experts_per_rank + expert] =
+        static_cast<int32_t>(size_within);
+  }
+  if (threadIdx.x != 0) return;
+  workspace.totals[element] = so_far;
+  if (args.dropped != nullptr) {
+    args.dropped[element] = so_far > shape.capacity ? static_cast<int32_t>(so_far - shape.capacity) : 0;
+  }
+}
+
+// ---- Moving --------------------------------------------------------------------------------------------------------
+
+// Where a row of an expert goes, the number-th from its source; -1: no room.
+__device__ __forceinline__ int32_t PlaceEntry(const DispatchReceiveArgs& args,
+                                              const DispatchReceiveWorkspace& workspace, int32_t source,
+                                              int32_t element, const Entry& entry, int32_t number) {
+  const MoeShape& shape = args.layout.shape;
+  const int64_t group = static_cast<int64_t>(element) * shape.experts_per_rank + entry.local_expert;
+  const int64_t position = static_cast<int64_t>(workspace.begins[group * shape.ranks + source]) + number;
+  return position < (element + 1) * shape.capacity ? static_cast<int32_t>(position) : -1;
+}
+
+// By one warp: the positions of one row, and the row to them if it is here.
+template <int kCount>
+__device__ void MoveRow(const DispatchReceiveArgs& args, const RowFormat& format,
+                        const DispatchReceiveWorkspace& workspace, const DispatchMessage& message, int32_t source,
+                        int32_t row) {
+  const int32_t lane = threadIdx.x % kWarp;
+  const int32_t local_top_k = args.layout.shape.LocalTopK();
+  int32_t* positions = PositionsFrom(args, source) + static_cast<int64_t>(row) * local_top_k;
+  const int32_t begin = message.EntryBegin(row);
+  const int32_t count = message.EntryEnd(row) - begin;
+  const int32_t element = ElementOf(args, message.meta[row].token);
+  const bool is_here = row < static_cast<int32_t>(message.header.rows);
+  const char* from = message.payload + row * format.stride;
+  for (int32_t base = 0; base < local_top_k; base += kWarp) {
+    const int32_t i = base + lane;
+    int32_t position = -1;
+    if (i < count) {
+      const Entry entry = message.entries[begin + i];
+      position = PlaceEntry(args, workspace, source, element, entry, positions[i]);
+      if (position >= 0) args.weights[position] = entry.weight;
+    }
+    if (i < local_top_k) positions[i] = position;
+    uint32_t placed = is_here ? __ballot_sync(kAllLanes, position >= 0) : 0;
+    for (; placed != 0; placed &= placed - 1) {
+      const int32_t to = __shfl_sync(kAllLanes, position, __ffs(placed) - 1);
+      ReceiveRow<kCount>(format, {args.tokens_type, args.tokens, args.scales}, from, to, lane, kWarp);
+    }
+  }
+}
+
+// route.rows of a source: the call takes as many rounds as the source that needs most. By one warp.
+__device__ void NoteRounds(const DispatchReceiveArgs& args, const DispatchMessage& message, int32_t source) {
+  const MoeShape& shape = args.layout.shape;
+  const int32_t lane = threadIdx.x % kWarp;
+  int32_t* rows = args.route.rows + static_cast<int64_t>(source) * shape.MaxRounds();
+  if (shape.MaxRounds() == 1) {
+    if (lane == 0) rows[0] = message.rows;
+    return;
+  }
+  uint32_t rounds = 1;
+  for (int32_t s = lane; s < shape.ranks; s += kWarp) rounds = max(rounds, HeaderOf(args.slots[s]).rounds);
+  rounds = __reduce_max_sync(kAllLanes, rounds);
+  for (int32_t round = lane; round < shape.MaxRounds(); round += kWarp) {
+    rows[round] = round < static_cast<int32_t>(rounds) ? static_cast<int32_t>(message.round_rows[round]) : -1;
+  }
+}
+
+// By all blocks that have no message: what an element's rows leave unused.
+__device__ void Pad(const DispatchReceiveArgs& args, const DispatchReceiveWorkspace& workspace, int64_t thread,
+                    int64_t threads) {
+  const MoeShape& shape = args.layout.shape;
+  const int64_t row_words = shape.hidden * ElementBytes(args.tokens_type);
+  const int64_t scale_count = args.layout.ScalesOfRow();
+  for (int32_t element = 0; element < args.elements; ++element) {
+    const int64_t last = (element + 1) * shape.capacity;
+    const int64_t used = element * shape.capacity + workspace.totals[element];
+    const int64_t begin = used < last ? used : last;
+    for (int64_t c = begin + thread; c < last; c += threads) args.weights[c] = 0.0f;
+    if (!args.zero_padding) continue;
+    ZeroBytes(args.tokens, begin * row_words, last * row_words, thread, threads);
+    if (args.scales == nullptr || !args.layout.quantised) continue;
+    for (int64_t i = begin * scale_count + thread; i < last * scale_count; i += threads) args.scales[i] = 0.0f;
+  }
+}
+
+// Blocks (source, y) have every gridDim.y-th batch of rows of a message; blocks (N + x, y) have the padding.
+template <int kCount>
+__global__ void __launch_bounds__(kRowThreads)
+    MoveKernel(const __grid_constant__ DispatchReceiveArgs args, const __grid_constant__ RowFormat format,
+               const __grid_constant__ DispatchReceiveWorkspace workspace, KernelTimes* times) {
+  const KernelTimer timer(times);
+  const MoeShape& shape = args.layout.shape;
+  const auto source = static_cast<int32_t>(blockIdx.x);
+  if (source >= shape.ranks) {
+    const int64_t block = (source - shape.ranks) * static_cast<int64_t>(gridDim.y) + blockIdx.y;
+    return Pad(args, workspace, block * kRowThreads + threadIdx.x,
+               static_cast<int64_t>(kPaddingBlocks) * gridDim.y * kRowThreads);
+  }
+  const DispatchMessage message(args.layout, args.slots[source]);
+  const int32_t warp = static_cast<int32_t>(blockIdx.y) * kRowWarps + static_cast<int32_t>(threadIdx.x) / kWarp;
+  const int32_t warps = static_cast<int32_t>(gridDim.y) * kRowWarps;
+  for (int32_t row = warp; row < message.rows; row += warps) {
+    MoveRow<kCount>(args, format, workspace, message, source, row);
+  }
+  if (warp == 0) NoteRounds(args, message, source);
+  int32_t* positions = PositionsFrom(args, source);
+  const int64_t end = static_cast<int64_t>(shape.max_tokens) * shape.LocalTopK();
+  for (int64_t i = static_cast<int64_t>(message.rows) * shape.LocalTopK() + blockIdx.y * kRowThreads + threadIdx.x;
+       i < end; i += static_cast<int64_t>(gridDim.y) * kRowThreads) {
+    positions[i] = -1;
+  }
+}
+
+cudaError_t ReceiveFirstRound(const DispatchReceiveArgs& args, const LaunchOptions& options) {
+  const MoeShape& shape = args.layout.shape;
+  WorkspaceParts parts(options.workspace);
+  const DispatchReceiveWorkspace workspace(parts, shape, args.elements);
+  const RowFormat format(args.layout, ExchangeKind::kDispatch);
+  CountKernel<<<dim3(shape.ranks, args.elements), kRowThreads, 0, options.stream>>>(args, workspace, options.times);
+  ScanKernel<<<args.elements, kScanThreads, 0, options.stream>>>(args, workspace, options.times);
+  const dim3 blocks(shape.ranks + kPaddingBlocks,
+                    BlocksOfMessage(shape.ranks, shape.max_tokens, options.multiprocessors));
+  if (IsVectorised(shape.hidden)) {
+    MoveKernel<kVector><<<blocks, kRowThreads, 0, options.stream>>>(args, format, workspace, options.times);
+  } else {
+    MoveKernel<1><<<blocks, kRowThreads, 0, options.stream>>>(args, format, workspace, options.times);
+  }
+  return cudaGetLastError();
+}
+
+}  // namespace
+
+cudaError_t DispatchReceive(const DispatchReceiveArgs& args, const LaunchOptions& options) {
+  if (args.round == 0) return ReceiveFirstRound(args, options);
+  RedispatchReceiveArgs rest{.layout = args.layout,
+                             .round = args.round,
+                             .kind = ExchangeKind::kDispatch,
+                             .slots = args.slots,
+                             .route = args.route,
+                             .out_type = args.tokens_type,
+                             .out = args.tokens,
+                             .scales = args.scales};
+  rest.layout.shape.capacity *= args.elements;
+  return RedispatchReceive(rest, options);
+}
+
+cudaError_t LoadDispatchReceive() {
+  cudaFuncAttributes attributes;
+  for (const auto kernel : {CountKernel, ScanKernel}) {
+    if (const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel); error != cudaSuccess) return error;
+  }
+  for (const auto kernel : {MoveKernel<kVector>, MoveKernel<1>}) {
+    if (const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel); error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+
+}  // namespace jax_fabric::kernels::cuda

@@ -1,0 +1,250 @@
+// DispatchSend: the routes and metadata of all rounds, then the rows of the first one.
+//
+// 1. PlanKernel, a block for each rank: which tokens go there, in which row, and how many entries they have.
+// 2. RoundsKernel, one block, where a call may take several rounds.
+// 3. MetadataKernel: headers and counts, which need the counts of all ranks, and entries, which begin behind all rows.
+// 4. SendRowsKernel: the rows, which begin behind all entries.
+#include <cstdint>
+
+#include "csrc/kernels/cuda/block_scan.cuh"
+#include "csrc/kernels/cuda/kernel_timer.cuh"
+#include "csrc/kernels/cuda/load_kernels.h"
+#include "csrc/kernels/cuda/message.cuh"
+#include "csrc/kernels/cuda/moe_kernels.h"
+#include "csrc/kernels/cuda/send_rows.cuh"
+#include "csrc/kernels/cuda/workspace.h"
+#include "csrc/kernels/moe_kernels.h"
+#include "csrc/kernels/moe_layout.h"
+#include "csrc/kernels/rounds.h"
+
+namespace jax_fabric::kernels::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+// Rank of an expert, or -1: not routed.
+__device__ __forceinline__ int32_t RankOf(const DispatchSendArgs& args, int32_t expert) {
+  const MoeShape& shape = args.layout.shape;
+  // As unsigned numbers, negative ids are too large as well.
+  if (static_cast<uint32_t>(expert) >= static_cast<uint32_t>(shape.experts)) return -1;
+  const int32_t rank = expert / shape.experts_per_rank;
+  return args.absent != nullptr && args.absent[rank] != 0 ? -1 : rank;
+}
+
+// Whether choice k is the first one of the token that names its expert.
+__device__ __forceinline__ bool IsFirst(const int32_t* experts, int32_t k) {
+  for (int32_t i = 0; i < k; ++i) {
+    if (experts[i] == experts[k]) return false;
+  }
+  return true;
+}
+
+__device__ int32_t DistinctExperts(const DispatchSendArgs& args, int64_t t, int32_t rank) {
+  const int32_t top_k = args.layout.shape.top_k;
+  const int32_t* experts = args.experts + t * top_k;
+  int32_t distinct = 0;
+  for (int32_t k = 0; k < top_k; ++k) {
+    if (RankOf(args, experts[k]) == rank && IsFirst(experts, k)) ++distinct;
+  }
+  return distinct;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    PlanKernel(const __grid_constant__ DispatchSendArgs args, const __grid_constant__ DispatchSendWorkspace workspace,
+               KernelTimes* times) {
+  const KernelTimer timer(times);
+  const MoeShape& shape = args.layout.shape;
+  const auto rank = static_cast<int32_t>(blockIdx.x);
+  int32_t* row_tokens = workspace.row_tokens + static_cast<int64_t>(rank) * shape.max_tokens;
+  int32_t* entry_begins = workspace.entry_begins + static_cast<int64_t>(rank) * shape.max_tokens;
+  auto* meta = At<RowMeta>(args.slots[rank], args.layout.RowMetaOffset());
+  Pair so_far;  // rows and entries
+  for (int32_t base = 0; base < args.t_rows; base += kThreads) {
+    const int32_t t = base + static_cast<int32_t>(threadIdx.x);
+    const int32_t distinct = t < args.t_rows ? DistinctExperts(args, t, rank) : 0;
+    const PairScan scan = ScanBlock<kThreads>({distinct > 0 ? 1 : 0, distinct});
+    const Pair place = so_far + scan.before;
+    if (t < args.t_rows) args.route.index[static_cast<int64_t>(t) * shape.ranks + rank] = distinct > 0 ? place.a : -1;
+    if (distinct > 0) {
+      row_tokens[place.a] = t;
+      entry_begins[place.a] = place.b;
+      meta[place.a] = RowMeta{static_cast<uint32_t>(t), static_cast<uint32_t>(place.b)};
+    }
+    so_far = so_far + scan.total;
+  }
+  if (threadIdx.x != 0) return;
+  workspace.rows[rank] = so_far.a;
+  workspace.expert_rows[rank] = so_far.b;
+  workspace.first_round[rank] = so_far.a;
+  workspace.payload_offsets[rank] = args.layout.DispatchPayloadOffset(so_far.a, so_far.b);
+}
+
+// A round ends before the first token that goes to a rank which has its P rows already: that of row P of the round.
+__device__ int32_t EndOfRound(const DispatchSendArgs& args, const DispatchSendWorkspace& workspace) {
+  const MoeShape& shape = args.layout.shape;
+  __shared__ int32_t end;
+  if (threadIdx.x == 0) end = args.t_rows;
+  __syncthreads();
+  for (int32_t rank = threadIdx.x; rank < shape.ranks; rank += kThreads) {
+    const int32_t row = workspace.round_begins[rank] + shape.MessageRows();
+    if (row >= workspace.rows[rank]) continue;
+    atomicMin(&end, workspace.row_tokens[static_cast<int64_t>(rank) * shape.max_tokens + row]);
+  }
+  __syncthreads();
+  const int32_t result = end;
+  __syncthreads();
+  return result;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    RoundsKernel(const __grid_constant__ DispatchSendArgs args, const __grid_constant__ DispatchSendWorkspace workspace,
+                 KernelTimes* times) {
+  const KernelTimer timer(times);
+  const MoeShape& shape = args.layout.shape;
+  for (int32_t rank = threadIdx.x; rank < shape.ranks; rank += kThreads) workspace.round_begins[rank] = 0;
+  for (int32_t round = 0; round < shape.MaxRounds(); ++round) {
+    // Each thread goes on with the ranks that it began with: no other one reads their round_begins.
+    const int32_t end = EndOfRound(args, workspace);
+    if (threadIdx.x == 0) args.route.token_ends[round] = end;
+    for (int32_t rank = threadIdx.x; rank < shape.ranks; rank += kThreads) {
+      const int32_t* tokens = workspace.row_tokens + static_cast<int64_t>(rank) * shape.max_tokens;
+      const int32_t begin = workspace.round_begins[rank];
+      const int32_t next = LowerBound(tokens, workspace.rows[rank], end);
+      At<uint32_t>(args.slots[rank], args.layout.RoundRowsOffset())[round] = static_cast<uint32_t>(next - begin);
+      if (round == 0) workspace.first_round[rank] = next;
+      workspace.round_begins[rank] = next;
+    }
+  }
+}
+
+// How many rounds this rank's rows need.
+__device__ int32_t RoundsNeeded(const DispatchSendArgs& args) {
+  int32_t rounds = 1;
+  if (args.layout.shape.MaxRounds() == 1) return rounds;
+  while (args.route.token_ends[rounds - 1] < args.t_rows) ++rounds;
+  return rounds;
+}
+
+// Everything before the rows of the message to `rank`, but for its row metadata and entries.
+__device__ void WriteMessageHead(const DispatchSendArgs& args, const DispatchSendWorkspace& workspace, int32_t rank) {
+  const SlotLayout& layout = args.layout;
+  const int32_t ranks = layout.shape.ranks;
+  void* slot = args.slots[rank];
+  auto* rows = At<uint32_t>(slot, layout.CountsOffset());
+  for (int32_t peer = threadIdx.x; peer < ranks; peer += kThreads) {
+    rows[peer] = static_cast<uint32_t>(workspace.rows[peer]);
+    rows[ranks + peer] = static_cast<uint32_t>(workspace.expert_rows[peer]);
+  }
+  const int64_t entries = workspace.expert_rows[rank];
+  const int64_t payload_offset = workspace.payload_offsets[rank];
+  const int64_t entries_end =
+      layout.EntriesOffset(workspace.rows[rank]) + entries * static_cast<int64_t>(sizeof(Entry));
+  ZeroWords(slot, entries_end, payload_offset, threadIdx.x, kThreads);
+  if (threadIdx.x != 0) return;
+  const int64_t first_round = workspace.first_round[rank];
+  if (layout.shape.MaxRounds() == 1) {
+    *At<uint32_t>(slot, layout.RoundRowsOffset()) = static_cast<uint32_t>(first_round);
+    if (rank == 0) args.route.token_ends[0] = args.t_rows;
+  }
+  WriteHeader(
+      args.stamp, ExchangeKind::kDispatch,
+      {.rows = first_round, .expert_rows = entries, .rounds = RoundsNeeded(args), .payload_offset = payload_offset},
+      slot);
+  args.message_bytes[rank] = payload_offset + first_round * layout.DispatchRowBytes();
+}
+
+// The entry of choice k of token t, unless an earlier choice of it names the same expert; and route.slot.
+__device__ void WriteEntry(const DispatchSendArgs& args, const DispatchSendWorkspace& workspace, int64_t t, int32_t k) {
+  const SlotLayout& layout = args.layout;
+  const MoeShape& shape = layout.shape;
+  const int32_t* experts = args.experts + t * shape.top_k;
+  const int32_t expert = experts[k];
+  const int32_t rank = RankOf(args, expert);
+  if (rank < 0) {
+    args.route.slot[t * shape.top_k + k] = -1;
+    return;
+  }
+  const int32_t first_expert = rank * shape.experts_per_rank;
+  int32_t before = 0;  // experts of the token at that rank that come before
+  for (int32_t i = 0; i < shape.top_k; ++i) {
+    if (experts[i] >= first_expert && experts[i] < expert && IsFirst(experts, i)) ++before;
+  }
+  args.route.slot[t * shape.top_k + k] = rank * shape.LocalTopK() + before;
+  if (!IsFirst(experts, k)) return;
+  float weight = args.weights[t * shape.top_k + k];
+  for (int32_t i = k + 1; i < shape.top_k; ++i) {
+    if (experts[i] == expert) weight += args.weights[t * shape.top_k + i];
+  }
+  const int64_t row = args.route.index[t * shape.ranks + rank];
+  const int32_t begin = workspace.entry_begins[static_cast<int64_t>(rank) * shape.max_tokens + row];
+  auto* entries = At<Entry>(args.slots[rank], layout.EntriesOffset(workspace.rows[rank]));
+  entries[begin + before] = Entry{static_cast<uint32_t>(expert - first_expert), weight};
+}
+
+// The first N blocks have a message each, the others 256 choices each.
+__global__ void __launch_bounds__(kThreads)
+    MetadataKernel(const __grid_constant__ DispatchSendArgs args,
+                   const __grid_constant__ DispatchSendWorkspace workspace, KernelTimes* times) {
+  const KernelTimer timer(times);
+  const MoeShape& shape = args.layout.shape;
+  if (blockIdx.x < static_cast<uint32_t>(shape.ranks)) {
+    return WriteMessageHead(args, workspace, static_cast<int32_t>(blockIdx.x));
+  }
+  const int64_t choice = static_cast<int64_t>(blockIdx.x - shape.ranks) * kThreads + threadIdx.x;
+  if (choice >= static_cast<int64_t>(args.t_rows) * shape.top_k) return;
+  WriteEntry(args, workspace, choice / shape.top_k, static_cast<int32_t>(choice % shape.top_k));
+}
+
+cudaError_t SendFirstRound(const DispatchSendArgs& args, const DispatchSendWorkspace& workspace,
+                           const LaunchOptions& options) {
+  const MoeShape& shape = args.layout.shape;
+  PlanKernel<<<shape.ranks, kThreads, 0, options.stream>>>(args, workspace, options.times);
+  if (shape.MaxRounds() > 1) RoundsKernel<<<1, kThreads, 0, options.stream>>>(args, workspace, options.times);
+  const int64_t choices = static_cast<int64_t>(args.t_rows) * shape.top_k;
+  const auto blocks = static_cast<uint32_t>(shape.ranks + (choices + kThreads - 1) / kThreads);
+  MetadataKernel<<<blocks, kThreads, 0, options.stream>>>(args, workspace, options.times);
+  const cudaError_t error = cudaGetLastError();
+  if (error != cudaSuccess) return error;
+  return LaunchSendRows({.format = RowFormat(args.layout, ExchangeKind::kDispatch),
+                         .shape = shape,
+                         .round = 0,
+                         .t_rows = args.t_rows,
+                         .x_type = args.x_type,
+                         .x = args.x,
+                         .scales = args.scales,
+                         .route = args.route,
+                         .slots = args.slots,
+                         .payload_offsets = workspace.payload_offsets},
+                        options);
+}
+
+}  // namespace
+
+cudaError_t DispatchSend(const DispatchSendArgs& args, const LaunchOptions& options) {
+  if (args.round > 0) {
+    return RedispatchSend({.layout = args.layout,
+                           .stamp = args.stamp,
+                           .round = args.round,
+                           .kind = ExchangeKind::kDispatch,
+                           .t_rows = args.t_rows,
+                           .x_type = args.x_type,
+                           .x = args.x,
+                           .scales = args.scales,
+                           .route = args.route,
+                           .slots = args.slots,
+                           .message_bytes = args.message_bytes},
+                          options);
+  }
+  WorkspaceParts parts(options.workspace);
+  return SendFirstRound(args, DispatchSendWorkspace(parts, args.layout.shape), options);
+}
+
+cudaError_t LoadDispatchSend() {
+  cudaFuncAttributes attributes;
+  for (const auto kernel : {PlanKernel, RoundsKernel, MetadataKernel}) {
+    if (const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel); error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+
+}  // namespace jax_fabric::kernels::cuda

@@ -1,0 +1,75 @@
+// Access to the parts of a message in its slot (layout: moe_layout.h), and to routes, on the device.
+#ifndef JAX_FABRIC_KERNELS_CUDA_MESSAGE_CUH_
+#define JAX_FABRIC_KERNELS_CUDA_MESSAGE_CUH_
+
+#include <cstdint>
+
+#include "csrc/kernels/moe_kernels.h"
+#include "csrc/kernels/moe_layout.h"
+#include "csrc/kernels/rounds.h"
+
+namespace jax_fabric::kernels::cuda {
+
+template <typename T>
+__device__ __forceinline__ T* At(void* base, int64_t offset) {
+  return reinterpret_cast<T*>(static_cast<char*>(base) + offset);
+}
+template <typename T>
+__device__ __forceinline__ const T* At(const void* base, int64_t offset) {
+  return reinterpret_cast<const T*>(static_cast<const char*>(base) + offset);
+}
+
+__device__ __forceinline__ const MessageHeader& HeaderOf(const void* slot) { return *At<MessageHeader>(slot, 0); }
+
+// A value from an array that went through the program (a route), made safe to use as an index: -1 unless in [0, bound).
+__device__ __forceinline__ int64_t IndexBelow(int32_t value, int64_t bound) {
+  return static_cast<uint32_t>(value) < static_cast<uint64_t>(bound) ? value : -1;
+}
+
+// Zeroes bytes [begin, end), which are multiples of 4, by threads [0, threads).
+__device__ __forceinline__ void ZeroWords(void* base, int64_t begin, int64_t end, int thread, int threads) {
+  for (int64_t at = begin + 4 * thread; at < end; at += 4 * threads) *At<uint32_t>(base, at) = 0;
+}
+
+// Zeroes bytes [begin, end), whatever their alignment; 16 at once where it lets.
+__device__ __forceinline__ void ZeroBytes(void* base, int64_t begin, int64_t end, int64_t thread, int64_t threads) {
+  const auto address = reinterpret_cast<uintptr_t>(base);
+  int64_t from = AlignUp(static_cast<int64_t>(address) + begin, 16) - static_cast<int64_t>(address);
+  if (from > end) from = end;
+  const int64_t words = (end - from) / 16;
+  for (int64_t i = begin + thread; i < from; i += threads) *At<char>(base, i) = 0;
+  for (int64_t i = thread; i < words; i += threads) *At<uint4>(base, from + 16 * i) = uint4{0, 0, 0, 0};
+  for (int64_t i = from + 16 * words + thread; i < end; i += threads) *At<char>(base, i) = 0;
+}
+
+struct MessageContent {
+  int64_t rows = 0;
+  int64_t first_row = 0;
+  int64_t expert_rows = 0;
+  int64_t rounds = 0;
+  int64_t payload_offset = 0;
+};
+
+// By one thread.
+__device__ __forceinline__ void WriteHeader(const MessageStamp& stamp, ExchangeKind kind, const MessageContent& content,
+                                            void* slot) {
+  MessageHeader header;
+  header.magic = kMessageMagic;
+  header.version = kMessageVersion;
+  header.kind = static_cast<uint16_t>(kind);
+  header.incarnation = stamp.incarnation;
+  header.signature = stamp.signature;
+  header.sequence = stamp.sequence;
+  header.channel = stamp.channel;
+  header.membership_epoch = stamp.membership_epoch;
+  header.rows = static_cast<uint32_t>(content.rows);
+  header.expert_rows = static_cast<uint32_t>(content.expert_rows);
+  header.payload_offset = static_cast<uint64_t>(content.payload_offset);
+  header.first_row = static_cast<uint32_t>(content.first_row);
+  header.rounds = static_cast<uint32_t>(content.rounds);
+  *At<MessageHeader>(slot, 0) = header;
+}
+
+}  // namespace jax_fabric::kernels::cuda
+
+#endif  // JAX_FABRIC_KERNELS_CUDA_MESSAGE_CUH_

@@ -1,0 +1,51 @@
+// The kernels of csrc/kernels/moe_kernels.h as launches on a CUDA stream: the same arguments, results and messages.
+//
+// All pointers, those in `slots` and `message_bytes` included, are to memory that the device can reach; arrays are
+// aligned to 16 bytes, slots to 256. Launches allocate nothing and wait for nothing; a stream that is being captured
+// records them. What the receive kernels read has been checked by CheckMessages, on the same stream.
+//
+// Sums have the bits of the CPU kernels: the same order, and no fused multiply-add. `cache_bytes` means nothing here.
+#ifndef JAX_FABRIC_KERNELS_CUDA_MOE_KERNELS_H_
+#define JAX_FABRIC_KERNELS_CUDA_MOE_KERNELS_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "csrc/kernels/moe_kernels.h"
+#include "csrc/kernels/moe_layout.h"
+
+namespace jax_fabric::kernels::cuda {
+
+// Nanoseconds of the device's global timer.
+struct KernelTimes {
+  uint64_t first_begin_ns = UINT64_MAX;  // of the first block
+  uint64_t last_end_ns = 0;              // of the last one, its stores included
+};
+
+struct LaunchOptions {
+  cudaStream_t stream = nullptr;
+  // WorkspaceBytes() of memory, aligned to 256, for this launch alone until it has run.
+  void* workspace = nullptr;
+  // Of the device: how many blocks it runs at once is a multiple of it.
+  int32_t multiprocessors = 132;
+  // On the device, or null: what the launched kernels widen. For benchmarks.
+  KernelTimes* times = nullptr;
+};
+
+// Enough for each of the launches with this layout. `elements`: of DispatchReceiveArgs.
+int64_t WorkspaceBytes(const SlotLayout& layout, int32_t elements = 1);
+
+// Loads the kernels: so that no launch does, which a running kernel could make wait.
+cudaError_t LoadKernels();
+
+cudaError_t DispatchSend(const DispatchSendArgs& args, const LaunchOptions& options);
+cudaError_t DispatchReceive(const DispatchReceiveArgs& args, const LaunchOptions& options);
+cudaError_t CombineSend(const CombineSendArgs& args, const LaunchOptions& options);
+cudaError_t CombineReceive(const CombineReceiveArgs& args, const LaunchOptions& options);
+cudaError_t RedispatchSend(const RedispatchSendArgs& args, const LaunchOptions& options);
+cudaError_t RedispatchReceive(const RedispatchReceiveArgs& args, const LaunchOptions& options);
+
+}  // namespace jax_fabric::kernels::cuda
+
+#endif  // JAX_FABRIC_KERNELS_CUDA_MOE_KERNELS_H_

@@ -1,0 +1,127 @@
+// Whole rows by a group of threads: moved, converted, quantised, summed. `thread` of `threads` takes every threads-th
+// piece of kCount elements; a group is a number of whole warps.
+#ifndef JAX_FABRIC_KERNELS_CUDA_ROW_MOVES_CUH_
+#define JAX_FABRIC_KERNELS_CUDA_ROW_MOVES_CUH_
+
+#include <cstdint>
+
+#include "csrc/kernels/cuda/elements.cuh"
+#include "csrc/kernels/cuda/message.cuh"
+#include "csrc/kernels/moe_layout.h"
+
+namespace jax_fabric::kernels::cuda {
+
+// Loads of a thread that are under way at once, where a row is long enough.
+inline constexpr int kInFlight = 8;
+
+// The same type: bit by bit.
+template <int kCount, int kElementBytes>
+__device__ __forceinline__ void CopyElements(void* to, const void* from, int64_t hidden, int thread, int threads) {
+  using Raw = RawElements<kCount, kElementBytes>;
+  const int64_t step = static_cast<int64_t>(threads) * kCount;
+  int64_t at = static_cast<int64_t>(thread) * kCount;
+  for (; at + (kInFlight - 1) * step < hidden; at += kInFlight * step) {
+    Raw raw[kInFlight];
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) raw[i].Load(At<char>(from, (at + i * step) * kElementBytes));
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) raw[i].Store(At<char>(to, (at + i * step) * kElementBytes));
+  }
+  for (; at < hidden; at += step) {
+    Raw raw;
+    raw.Load(At<char>(from, at * kElementBytes));
+    raw.Store(At<char>(to, at * kElementBytes));
+  }
+}
+
+template <int kCount>
+__device__ __forceinline__ void CopyRow(void* to, const void* from, ElementType type, int64_t hidden, int thread,
+                                        int threads) {
+  switch (ElementBytes(type)) {
+    case 4:
+      return CopyElements<kCount, 4>(to, from, hidden, thread, threads);
+    case 2:
+      return CopyElements<kCount, 2>(to, from, hidden, thread, threads);
+    default:
+      // Rows of bytes may be aligned to 16 as well.
+      if (kCount == 8 && hidden % 16 == 0) return CopyElements<2 * kCount, 1>(to, from, hidden, thread, threads);
+      return CopyElements<kCount, 1>(to, from, hidden, thread, threads);
+  }
+}
+
+template <int kCount>
+__device__ __forceinline__ void ConvertRow(void* to, ElementType to_type, const void* from, ElementType from_type,
+                                           int64_t hidden, int thread, int threads) {
+  if (to_type == from_type) return CopyRow<kCount>(to, from, to_type, hidden, thread, threads);
+  const AnyType target{to_type}, source{from_type};
+  for (int64_t at = static_cast<int64_t>(thread) * kCount; at < hidden; at += static_cast<int64_t>(threads) * kCount) {
+    target.Store<kCount>(to, at, source.Load<kCount>(from, at));
+  }
+}
+
+// What lies between a row's elements and its end.
+__device__ __forceinline__ void ZeroRowPadding(void* row, int64_t used_bytes, int64_t stride, int thread, int threads) {
+  for (int64_t at = used_bytes + thread; at < stride; at += threads) *At<char>(row, at) = 0;
+}
+
+// ---- float8_e4m3fn with scales, as csrc/kernels/cpu/quantise.cc -----------------------------------------------------
+
+inline constexpr float kLargestFloat8 = 448.0f;
+inline constexpr float kLeastMagnitude = 1e-4f;
+
+// The largest of kCount magnitudes, those that are not finite left out.
+template <int kCount>
+__device__ __forceinline__ float LargestMagnitude(const Floats<kCount>& floats) {
+  float largest = 0;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const float magnitude = fabsf(floats.value[i]);
+    if (magnitude <= 3.402823466e38f) largest = fmaxf(largest, magnitude);
+  }
+  return largest;
+}
+
+// Over neighbouring threads, `group` (a power of two) of them.
+__device__ __forceinline__ float LargestOf(float value, int group) {
+  for (int i = group / 2; i > 0; i /= 2) value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, i));
+  return value;
+}
+
+// The scale of a block and its inverse.
+struct BlockScale {
+  float scale;
+  float inverse;
+
+  explicit __device__ __forceinline__ BlockScale(float largest) {
+    const float bounded = fmaxf(largest, kLeastMagnitude);
+    scale = bounded * (1.0f / kLargestFloat8);
+    inverse = __fdiv_rn(kLargestFloat8, bounded);
+  }
+};
+
+template <int kCount>
+__device__ __forceinline__ RawElements<kCount, 1> Quantise(const Floats<kCount>& floats, float inverse) {
+  Floats<kCount> scaled;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) scaled.value[i] = floats.value[i] * inverse;
+  return StaticType<ElementType::kFloat8E4m3fn>::Encode<kCount>(scaled);
+}
+
+template <int kCount>
+__device__ __forceinline__ void DequantiseRow(void* to, ElementType to_type, const void* from, const float* scales,
+                                              int64_t hidden, int thread, int threads) {
+  const AnyType target{to_type};
+  const StaticType<ElementType::kFloat8E4m3fn> source;
+  for (int64_t at = static_cast<int64_t>(thread) * kCount; at < hidden; at += static_cast<int64_t>(threads) * kCount) {
+    // A block is a multiple of kCount.
+    const float scale = scales[at / kScaleBlock];
+    Floats<kCount> floats = source.Load<kCount>(from, at);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) floats.value[i] *= scale;
+    target.Store<kCount>(to, at, floats);
+  }
+}
+
+}  // namespace jax_fabric::kernels::cuda
+
+#endif  // JAX_FABRIC_KERNELS_CUDA_ROW_MOVES_CUH_

@@ -1,0 +1,130 @@
+#!/bin/bash
+# What needs an NVIDIA GPU: tests of the CUDA kernels against the oracle of the CPU ones, sanitizers, speed.
+#
+#   scripts/gpu_check.sh --build                  here, needs nvcc and no GPU: programs into .gpu/
+#   scripts/gpu_check.sh --part PART [--out DIR]  where the GPU is, with .gpu/ from a machine of the same processor
+#
+# Parts, each a few minutes on an H200:
+#   smoke     the machine, one test of each kind, a short benchmark (under a minute)
+#   correct   every kernel over many shapes, types and routings, bit by bit
+#   sanitize  compute-sanitizer's memcheck and racecheck on small shapes
+#   speed     kernel times beside a copy of the same bytes
+# DIR (default: .gpu/out) gets a log of each step, PART.jsonl with measurements and PART.md with the table that is
+# printed at the end. Exit code 0: every step passed.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+BIN=.gpu
+TARGETS=(moe_kernels_test rounds_test adjoint_test kernels_benchmark)
+part="" out="$BIN/out" build=0
+usage() { sed -n '2,16s/^# \{0,1\}//p' "$0"; }
+while [[ $# -gt 0 ]]; do
+  case "$1" in
+    --build) build=1 ;;
+    --part | --out)
+      [[ $# -gt 1 ]] || { echo "gpu_check: $1 needs a value" >&2; exit 2; }
+      if [[ $1 == --part ]]; then part="$2"; else out="$2"; fi
+      shift ;;
+    --help | -h) usage; exit 0 ;;
+    *) echo "gpu_check: unknown argument $1 (--help lists them)" >&2; exit 2 ;;
+  esac
+  shift
+done
+
+if [[ $build == 1 ]]; then
+  # One file each: the other machine need not have our libraries.
+  bazel build --config=cuda --dynamic_mode=off "${TARGETS[@]/#//\/csrc/kernels/cuda:}" || exit 1
+  mkdir -p "$BIN"
+  for target in "${TARGETS[@]}"; do cp -f "bazel-bin/csrc/kernels/cuda/$target" "$BIN/"; done
+  strip "${TARGETS[@]/#/$BIN/}" 2>/dev/null
+  exit 0
+fi
+
+case "$part" in smoke | correct | sanitize | speed) ;; *)
+  echo "gpu_check: --part must be smoke, correct, sanitize or speed, got '$part'" >&2; exit 2 ;;
+esac
+for target in "${TARGETS[@]}"; do
+  [[ -x $BIN/$target ]] || { echo "gpu_check: $BIN/$target is missing: run scripts/gpu_check.sh --build first" >&2; exit 2; }
+done
+command -v nvidia-smi >/dev/null || { echo "gpu_check: no nvidia-smi: this machine has no NVIDIA driver" >&2; exit 2; }
+
+mkdir -p "$out"
+measured="$out/$part.jsonl" table="$out/$part.md" failed=0
+: >"$measured"
+gpu=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -1)
+commit=$(git rev-parse --short HEAD 2>/dev/null || echo unknown)
+{
+  echo "# gpu_check $part, $(date +%F), commit $commit"
+  echo
+  echo "$gpu"
+  echo
+  echo "| step | result | seconds |"
+  echo "| --- | --- | ---: |"
+} >"$table"
+
+# step NAME COMMAND...: its output goes to a log, and so to the screen if it fails.
+step() {
+  local name="$1" begin=$SECONDS result=passed
+  shift
+  echo "== $name"
+  if ! "$@" >"$out/$name.log" 2>&1; then
+    result=FAILED failed=1
+    tail -40 "$out/$name.log"
+  fi
+  local cases
+  cases=$(sed -n 's/.*\[  PASSED  \] \([0-9]*\) tests\{0,1\}\..*/\1/p' "$out/$name.log" | awk '{n += $1} END {if (n) print n}')
+  echo "| $name | $result${cases:+, $cases cases} | $((SECONDS - begin)) |" >>"$table"
+}
+
+# In as many processes as there are shards: most of the time goes into the oracle, on the CPU.
+sharded() {
+  local program="$1" shards="$2" pids=() status=0
+  shift 2
+  for ((i = 0; i < shards; ++i)); do
+    GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$i timeout 500 "$BIN/$program" "$@" 2>&1 &
+    pids+=($!)
+  done
+  for pid in "${pids[@]}"; do wait "$pid" || status=1; done
+  return $status
+}
+
+benchmark() { timeout 400 "$BIN/kernels_benchmark" "$@" | tee -a "$measured"; return "${PIPESTATUS[0]}"; }
+
+case "$part" in
+  smoke)
+    step machine nvidia-smi
+    step adjoint timeout 100 "$BIN/adjoint_test"
+    step kernels timeout 100 "$BIN/moe_kernels_test" --gtest_filter='MoeKernelsTest.Typical*:MoeKernelsTest.*One*'
+    step benchmark benchmark --graphs 4 ;;
+  correct)
+    step adjoint timeout 300 "$BIN/adjoint_test"
+    step rounds sharded rounds_test 6
+    step kernels sharded moe_kernels_test 8 ;;
+  sanitize)
+    small='MoeKernelsTest.OneTokenOneRank:MoeKernelsTest.EveryRouting:MoeKernelsTest.Quantised:Rounds.*Rank*'
+    step memcheck timeout 250 compute-sanitizer --tool memcheck --error-exitcode 1 "$BIN/moe_kernels_test" --gtest_filter="$small"
+    step memcheck_rounds timeout 100 compute-sanitizer --tool memcheck --error-exitcode 1 "$BIN/rounds_test" --gtest_filter="$small"
+    step racecheck timeout 250 compute-sanitizer --tool racecheck --error-exitcode 1 "$BIN/moe_kernels_test" --gtest_filter="$small" ;;
+  speed)
+    step decode_ep64_fp8 benchmark
+    step decode_ep64_bf16 benchmark --fp8 0
+    step decode_ep8_fp8 benchmark --ranks 8
+    step prefill_ep8_fp8 benchmark --ranks 8 --tokens 4096 --graphs 12 ;;
+esac
+
+if [[ -s $measured ]]; then
+  {
+    echo
+    echo "| kernel | ranks | tokens | rows in | us (p50) | p99 | a copy of the bytes, us | times better than it | by events, us | GB/s |"
+    echo "| --- | ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |"
+    python3 -c '
+import json, sys
+for line in open(sys.argv[1]):
+    r = json.loads(line)
+    print("|", " | ".join(str(r[k]) for k in ("case", "ranks", "tokens", "type", "median", "p99", "copy_us", "ratio", "event_us", "GB_s")), "|")
+' "$measured"
+  } >>"$table"
+fi
+echo
+cat "$table"
+exit $failed

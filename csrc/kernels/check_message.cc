@@ -38,6 +38,17 @@ const char* CheckCounts(const SlotLayout& layout, const MessageHeader& header, c
   return nullptr;
 }
 
+// How many of them go to each expert. That they are those of the entries, nobody relies on.
+const char* CheckLocalRows(const MoeShape& shape, const MessageHeader& header, uint32_t rows,
+                           const uint32_t* local_rows) {
+  int64_t total = 0;
+  for (int64_t e = 0; e < shape.experts_per_rank; ++e) {
+    if (local_rows[e] > rows) return "more rows for an expert than for its rank";
+    total += local_rows[e];
+  }
+  return total == header.expert_rows ? nullptr : "the rows of the experts do not add up";
+}
+
 // How the rows to this rank are split into rounds.
 const char* CheckRounds(const MoeShape& shape, const MessageHeader& header, uint32_t rows, const uint32_t* round_rows) {
   if (header.rounds < 1 || header.rounds > static_cast<uint32_t>(shape.MaxRounds())) {
@@ -95,6 +106,8 @@ const char* CheckDispatch(const SlotLayout& layout, const char* slot, const Mess
   const auto* counts = reinterpret_cast<const uint32_t*>(slot + layout.CountsOffset());
   if (const char* error = CheckCounts(layout, header, counts)) return error;
   const uint32_t rows = counts[layout.shape.rank];
+  const auto* local_rows = reinterpret_cast<const uint32_t*>(slot + layout.LocalRowsOffset());
+  if (const char* error = CheckLocalRows(layout.shape, header, rows, local_rows)) return error;
   const auto* round_rows = reinterpret_cast<const uint32_t*>(slot + layout.RoundRowsOffset());
   if (const char* error = CheckRounds(layout.shape, header, rows, round_rows)) return error;
   // The counts are possible ones: everything below lies inside the slot.

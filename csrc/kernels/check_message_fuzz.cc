@@ -233,6 +233,12 @@ class Fuzzer {
     }
     header->rows = round_rows[0];
     header->rounds = layout_.shape.MaxRounds();
+    auto* local_rows = reinterpret_cast<uint32_t*>(static_cast<char*>(slot) + layout_.LocalRowsOffset());
+    uint32_t entries_left = expert_rows;
+    for (int32_t e = 0; e < layout_.shape.experts_per_rank; ++e) {
+      local_rows[e] = std::min(entries_left, rows);
+      entries_left -= local_rows[e];
+    }
     counts[layout_.shape.rank] = rows;
     counts[layout_.shape.ranks + layout_.shape.rank] = expert_rows;
   }

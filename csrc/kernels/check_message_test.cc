@@ -77,7 +77,7 @@ TEST_F(CheckMessageTest, AcceptsWhatTheKernelsWrite) {
 
 TEST_F(CheckMessageTest, Stamp) {
   EXPECT_EQ(With(header_->magic, 0), "no message (bad magic)");
-  EXPECT_EQ(With(header_->version, 2), "another version of the message format");
+  EXPECT_EQ(With(header_->version, 1), "another version of the message format");
   EXPECT_EQ(With(header_->kind, 2), "the peer makes another kind of call");
   EXPECT_EQ(With(header_->sequence, stamp_.sequence + 2), "message of another exchange (bad sequence)");
   EXPECT_EQ(With(header_->signature, 5), "the peer's call has another signature");
@@ -99,6 +99,18 @@ TEST_F(CheckMessageTest, Counts) {
   EXPECT_EQ(With(counts_[3], 0xffffffff), "more entries for a rank than possible");
   EXPECT_EQ(With(counts_[3], 0), "fewer entries for a rank than rows");
   EXPECT_EQ(Check(ExchangeKind::kDispatch, header_->rows + 1), "not the rows that the dispatch before calls for");
+}
+
+TEST_F(CheckMessageTest, RowsOfEachExpert) {
+  auto* local_rows = reinterpret_cast<uint32_t*>(slot_ + layout_.LocalRowsOffset());
+  ASSERT_EQ(layout_.shape.experts_per_rank, 3);
+  std::vector<uint32_t> counted(3);
+  for (uint32_t i = 0; i < header_->expert_rows; ++i) ++counted[entries_[i].local_expert];
+  EXPECT_EQ(std::vector<uint32_t>(local_rows, local_rows + 3), counted);
+  ASSERT_GT(local_rows[0], 0u);
+  EXPECT_EQ(With(local_rows[0], local_rows[0] - 1), "the rows of the experts do not add up");
+  EXPECT_EQ(With(local_rows[0], counts_[kHere] + 1), "more rows for an expert than for its rank");
+  EXPECT_EQ(With(local_rows[1], 0xffffffff), "more rows for an expert than for its rank");
 }
 
 // How the rows are split into rounds. Here there are at most two, the first of five rows.

@@ -36,6 +36,7 @@ struct MoeShape {
 };
 
 // First bytes of every message. Then, in the first round of a dispatch only, what is to say about all rounds:
+//   uint32 local_rows[experts_per_rank]  rows to each expert of this peer: whoever has them all knows where rows go
 //   uint32 rows[N], expert_rows[N]   what this source sends to every rank (so that every rank sees any overflow)
 //   uint32 round_rows[MaxRounds]     rows to this peer in each round; they add up to rows[this peer]
 //   RowMeta row_meta[rows]           of the rows to this peer, by rising token index
@@ -59,7 +60,7 @@ struct MessageHeader {
 static_assert(sizeof(MessageHeader) == 64, "the wire format depends on it");
 
 inline constexpr uint32_t kMessageMagic = 0x6a666d31;  // "jfm1"
-inline constexpr uint16_t kMessageVersion = 1;
+inline constexpr uint16_t kMessageVersion = 2;
 
 enum class ExchangeKind : uint16_t {
   kDispatch = 1,      // rows of x to their experts
@@ -97,7 +98,10 @@ struct SlotLayout {
   }
   constexpr int64_t RedispatchRowBytes() const { return AlignUp(shape.hidden * ElementBytes(redispatch_type), 16); }
   constexpr int64_t CombineRowBytes() const { return AlignUp(shape.hidden * ElementBytes(combine_type), 16); }
-  constexpr int64_t CountsOffset() const { return sizeof(MessageHeader); }
+  constexpr int64_t LocalRowsOffset() const { return sizeof(MessageHeader); }
+  constexpr int64_t CountsOffset() const {
+    return LocalRowsOffset() + 4 * static_cast<int64_t>(shape.experts_per_rank);
+  }
   constexpr int64_t RoundRowsOffset() const { return CountsOffset() + 8 * static_cast<int64_t>(shape.ranks); }
   constexpr int64_t RowMetaOffset() const { return RoundRowsOffset() + 4 * static_cast<int64_t>(shape.MaxRounds()); }
   constexpr int64_t EntriesOffset(int64_t rows) const { return RowMetaOffset() + rows * static_cast<int64_t>(sizeof(RowMeta)); }

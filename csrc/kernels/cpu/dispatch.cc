@@ -52,6 +52,11 @@ uint32_t* RoundRows(const DispatchSendArgs& args, int64_t rank) {
   return At<uint32_t>(args.slots[rank], args.layout.RoundRowsOffset());
 }
 
+// In the message to a rank: the rows to each of its experts.
+uint32_t* LocalRows(const DispatchSendArgs& args, int64_t rank) {
+  return At<uint32_t>(args.slots[rank], args.layout.LocalRowsOffset());
+}
+
 // Whether the round has room for a row of token t at each of its ranks.
 bool RoundHasRoom(const DispatchSendArgs& args, int64_t t, int64_t round) {
   const MoeShape& shape = args.layout.shape;
@@ -69,7 +74,7 @@ void NumberRows(const DispatchSendArgs& args) {
   const int64_t ranks = shape.ranks;
   for (int64_t r = 0; r < ranks; ++r) {
     args.message_bytes[r] = 0;
-    ZeroBytes(args.slots[r], args.layout.RoundRowsOffset(), args.layout.RowMetaOffset());
+    ZeroBytes(args.slots[r], args.layout.LocalRowsOffset(), args.layout.RowMetaOffset());
   }
   int64_t round = 0;
   const bool one_round = args.t_rows <= shape.MessageRows();
@@ -135,6 +140,7 @@ void WriteEntries(const DispatchSendArgs& args) {
       if (InsertEntry(entries + row->entry_begin, entries + tally.entries(), target.local_expert,
                       args.weights[t * top_k + k])) {
         tally.AddEntry();
+        ++LocalRows(args, target.rank)[target.local_expert];
       }
     }
     // Only now do entries stay where they are.

@@ -19,106 +19,81 @@ constexpr uint32_t kAllLanes = 0xffffffffu;
 
 // ---- Send ----------------------------------------------------------------------------------------------------------
 
-// The rows that one row of a message is the sum of.
-struct SendTerms {
-  const CombineSendArgs& args;
-  const int32_t* positions;  // [L]
+// Of a row, what a warp sums at once: so many vectors for each lane.
+constexpr int32_t kPieces = 4;
 
-  __device__ __forceinline__ int64_t Position(int32_t i) const {
-    return IndexBelow(positions[i], args.layout.shape.capacity);
-  }
-  __device__ __forceinline__ float Weight(int64_t position) const {
-    return args.row_weights != nullptr ? args.row_weights[position] : 1.0f;
-  }
-  __device__ __forceinline__ const char* Row(int64_t position) const {
-    return static_cast<const char*>(args.y) + position * args.layout.shape.hidden * ElementBytes(args.y_type);
+// Elements [begin, end) of a row, of which a lane has every kWarp-th vector.
+template <int kCount>
+struct RowPart {
+  static constexpr int64_t kElements = int64_t{kPieces} * kWarp * kCount;
+
+  int64_t begin;
+  int64_t end;
+
+  __device__ RowPart(int64_t part, int64_t hidden) : begin(part * kElements), end(min(begin + kElements, hidden)) {}
+  __device__ __forceinline__ int64_t At(int32_t piece, int32_t lane) const {
+    return begin + (piece * kWarp + lane) * kCount;
   }
 };
 
-// By one warp: how many terms there are; `only` is the position of the last one.
-__device__ int32_t CountTerms(const SendTerms& terms, int64_t* only) {
-  const int32_t lane = threadIdx.x % kWarp;
-  const int32_t local_top_k = terms.args.layout.shape.LocalTopK();
-  int32_t count = 0;
-  for (int32_t base = 0; base < local_top_k; base += kWarp) {
-    const int32_t i = base + lane;
-    const auto position = static_cast<int32_t>(i < local_top_k ? terms.Position(i) : -1);
-    const uint32_t set = __ballot_sync(kAllLanes, position >= 0);
-    if (set != 0) *only = __shfl_sync(kAllLanes, position, 31 - __clz(set));
-    count += __popc(set);
-  }
-  return count;
-}
+// A lane's part of a sum of rows, each times a weight; from left to right, starting with the first of them.
+template <int kCount>
+struct Sum {
+  Floats<kCount> pieces[kPieces];
+  bool empty = true;
 
-// One term: several pieces of it under way at once.
-template <int kCount, typename From, typename To>
-__device__ void WriteScaled(To to_type, char* to, From from_type, const char* from, float weight, int64_t hidden,
-                            int32_t lane) {
-  constexpr int64_t kStep = kWarp * kCount;
-  int64_t at = static_cast<int64_t>(lane) * kCount;
-  for (; at + (kInFlight - 1) * kStep < hidden; at += kInFlight * kStep) {
-    Floats<kCount> floats[kInFlight];
+  template <typename From>
+  __device__ __forceinline__ void Add(From type, const char* row, float weight, bool weighted,
+                                      const RowPart<kCount>& part, int32_t lane) {
+    typename From::template Loaded<kCount> loaded[kPieces];
 #pragma unroll
-    for (int i = 0; i < kInFlight; ++i) floats[i] = from_type.template Load<kCount>(from, at + i * kStep);
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) {
-#pragma unroll
-      for (int j = 0; j < kCount; ++j) floats[i].value[j] *= weight;
-      to_type.template Store<kCount>(to, at + i * kStep, floats[i]);
+    for (int32_t i = 0; i < kPieces; ++i) {
+      if (part.At(i, lane) < part.end) loaded[i] = type.template Fetch<kCount>(row, part.At(i, lane));
     }
-  }
-  for (; at < hidden; at += kStep) {
-    Floats<kCount> floats = from_type.template Load<kCount>(from, at);
 #pragma unroll
-    for (int j = 0; j < kCount; ++j) floats.value[j] *= weight;
-    to_type.template Store<kCount>(to, at, floats);
-  }
-}
-
-// Several: from left to right, the sum starting with its first term.
-template <int kCount, typename From, typename To>
-__device__ void WriteSum(To to_type, char* to, From from_type, const SendTerms& terms, int64_t hidden, int32_t lane) {
-  const int32_t local_top_k = terms.args.layout.shape.LocalTopK();
-  for (int64_t at = static_cast<int64_t>(lane) * kCount; at < hidden; at += kWarp * kCount) {
-    Floats<kCount> sum;
-    bool first = true;
-    for (int32_t i = 0; i < local_top_k; ++i) {
-      const int64_t position = terms.Position(i);
-      if (position < 0) continue;
-      const float weight = terms.Weight(position);
-      Floats<kCount> term = from_type.template Load<kCount>(terms.Row(position), at);
+    for (int32_t i = 0; i < kPieces; ++i) {
+      if (part.At(i, lane) >= part.end) continue;
+      Floats<kCount> term = type.template ToFloats<kCount>(loaded[i]);
 #pragma unroll
-      for (int j = 0; j < kCount; ++j) {
-        // Without weights nothing is multiplied: that would quiet a NaN, and cost as much as the sum.
-        if (terms.args.row_weights != nullptr) term.value[j] *= weight;
-        sum.value[j] = first ? term.value[j] : sum.value[j] + term.value[j];
+      for (int32_t j = 0; j < kCount; ++j) {
+        if (weighted) term.value[j] *= weight;
+        pieces[i].value[j] = empty ? term.value[j] : pieces[i].value[j] + term.value[j];
       }
-      first = false;
     }
-    to_type.template Store<kCount>(to, at, sum);
+    empty = false;
   }
-}
+};
 
-// By one warp: row j of a message.
+// By one warp: a part of a row of a message, the sum over its positions, those that are none left out.
 template <int kCount, typename From, typename To>
-__device__ void WriteRow(const CombineSendArgs& args, From from_type, To to_type, const int32_t* positions, char* to) {
+__device__ void WriteRowPart(const CombineSendArgs& args, From from_type, To to_type, const int32_t* positions,
+                             char* to, const RowPart<kCount>& part, int32_t first_position) {
   const SlotLayout& layout = args.layout;
   const int64_t hidden = layout.shape.hidden;
-  const int64_t row_bytes = hidden * ElementBytes(layout.combine_type);
+  const int32_t local_top_k = layout.shape.LocalTopK();
   const auto lane = static_cast<int32_t>(threadIdx.x % kWarp);
-  const SendTerms terms{args, positions};
-  int64_t only = -1;
-  const int32_t count = CountTerms(terms, &only);
-  if (count == 0) {
-    ZeroBytes(to, 0, row_bytes, lane, kWarp);  // its experts had no room
-  } else if (count > 1) {
-    WriteSum<kCount>(to_type, to, from_type, terms, hidden, lane);
-  } else if (args.row_weights == nullptr) {
-    ConvertRow<kCount>(to, layout.combine_type, terms.Row(only), args.y_type, hidden, lane, kWarp);
-  } else {
-    WriteScaled<kCount>(to_type, to, from_type, terms.Row(only), terms.Weight(only), hidden, lane);
+  const bool weighted = args.row_weights != nullptr;
+  Sum<kCount> sum;
+  for (int32_t base = 0; base < local_top_k; base += kWarp) {
+    const int32_t mine = base == 0 ? first_position : base + lane < local_top_k ? positions[base + lane] : -1;
+    const auto position = static_cast<int32_t>(IndexBelow(mine, layout.shape.capacity));
+    const float weight = weighted && position >= 0 ? args.row_weights[position] : 1.0f;
+    for (uint32_t set = __ballot_sync(kAllLanes, position >= 0); set != 0; set &= set - 1) {
+      const int32_t source = __ffs(set) - 1;
+      const int64_t term = __shfl_sync(kAllLanes, position, source);
+      const char* row = static_cast<const char*>(args.y) + term * hidden * ElementBytes(args.y_type);
+      sum.Add(from_type, row, __shfl_sync(kAllLanes, weight, source), weighted, part, lane);
+    }
   }
-  ZeroRowPadding(to, row_bytes, layout.CombineRowBytes(), lane, kWarp);
+#pragma unroll
+  for (int32_t i = 0; i < kPieces; ++i) {
+    const int64_t at = part.At(i, lane);
+    if (at >= part.end) continue;
+    if (sum.empty) sum.pieces[i] = Floats<kCount>{};  // its experts had no room
+    to_type.template Store<kCount>(to, at, sum.pieces[i]);
+  }
+  const int64_t row_bytes = hidden * ElementBytes(layout.combine_type);
+  if (part.end == hidden) ZeroRowPadding(to, row_bytes, layout.CombineRowBytes(), lane, kWarp);
 }
 
 // Of kDispatchBack, by one block.
@@ -133,7 +108,7 @@ __device__ void WriteScalars(const CombineSendArgs& args, const int32_t* positio
   }
 }
 
-// Blocks (source, y) have every gridDim.y-th batch of rows of the message to a source.
+// Blocks (source, y) have every gridDim.y-th batch of parts of the rows of the message to a source.
 template <int kCount, typename From, typename To>
 __global__ void __launch_bounds__(kRowThreads)
     CombineSendKernel(const __grid_constant__ CombineSendArgs args, From from_type, To to_type, KernelTimes* times) {
@@ -146,12 +121,20 @@ __global__ void __launch_bounds__(kRowThreads)
   const IndexRange range = RowsInRound(shape, args.route, source, args.round);
   const int64_t rows = range.size();
   const int32_t local_top_k = shape.LocalTopK();
+  const auto lane = static_cast<int32_t>(threadIdx.x % kWarp);
   const int32_t* positions = args.route.positions + (source * shape.max_tokens + range.begin) * local_top_k;
   const int64_t payload_offset = layout.PlainPayloadOffset() + (with_scalars ? layout.ScalarsBytes(rows) : 0);
+  const int64_t parts = (shape.hidden + RowPart<kCount>::kElements - 1) / RowPart<kCount>::kElements;
   const int64_t warps = static_cast<int64_t>(gridDim.y) * kRowWarps;
-  for (int64_t row = blockIdx.y * kRowWarps + threadIdx.x / kWarp; row < rows; row += warps) {
-    WriteRow<kCount>(args, from_type, to_type, positions + row * local_top_k,
-                     At<char>(slot, payload_offset + row * layout.CombineRowBytes()));
+  for (int64_t item = blockIdx.y * kRowWarps + threadIdx.x / kWarp; item < shape.MessageRows() * parts; item += warps) {
+    const int64_t row = item / parts;
+    // There are positions for every row that there could be: no need to know yet how many there are.
+    const int32_t first =
+        lane < local_top_k && range.begin + row < shape.max_tokens ? positions[row * local_top_k + lane] : -1;
+    if (row >= rows) break;
+    WriteRowPart<kCount>(args, from_type, to_type, positions + row * local_top_k,
+                         At<char>(slot, payload_offset + row * layout.CombineRowBytes()),
+                         RowPart<kCount>(item % parts, shape.hidden), first);
   }
   if (blockIdx.y != 0) return;
   if (with_scalars) WriteScalars(args, positions, rows, slot);
@@ -165,6 +148,7 @@ __global__ void __launch_bounds__(kRowThreads)
 
 // Short blocks: a token's elements are more than a multiprocessor's share of the loads.
 constexpr int kTokenThreads = 128;
+constexpr int kTokenBlocks = 8;  // on a multiprocessor at once
 // Rows of a token that are read at once.
 constexpr int kTermsAtOnce = 8;
 
@@ -199,18 +183,19 @@ __device__ void SumRows(From from_type, To to_type, const char* const* rows, int
 #pragma unroll
   for (int j = 0; j < kCount; ++j) sum.value[j] = 0.0f;
   for (int32_t base = 0; base < count; base += kTermsAtOnce) {
-    Floats<kCount> terms[kTermsAtOnce];
+    typename From::template Loaded<kCount> terms[kTermsAtOnce];
 #pragma unroll
     for (int i = 0; i < kTermsAtOnce; ++i) {
-      if (base + i < count) terms[i] = from_type.template Load<kCount>(rows[base + i], at);
+      if (base + i < count) terms[i] = from_type.template Fetch<kCount>(rows[base + i], at);
     }
 #pragma unroll
     for (int i = 0; i < kTermsAtOnce; ++i) {
       if (base + i >= count) continue;
+      const Floats<kCount> term = from_type.template ToFloats<kCount>(terms[i]);
 #pragma unroll
       for (int j = 0; j < kCount; ++j) {
         // The sum starts with its first term: -0 stays -0.
-        sum.value[j] = base + i == 0 ? terms[i].value[j] : sum.value[j] + terms[i].value[j];
+        sum.value[j] = base + i == 0 ? term.value[j] : sum.value[j] + term.value[j];
       }
     }
   }
@@ -235,8 +220,9 @@ __device__ void ReceiveScalars(const CombineReceiveArgs& args, int64_t t) {
 
 // Blocks (t, y) have the y-th part of a token's elements.
 template <int kCount, typename From, typename To>
-__global__ void __launch_bounds__(kTokenThreads) CombineReceiveKernel(const __grid_constant__ CombineReceiveArgs args,
-                                                                      From from_type, To to_type, KernelTimes* times) {
+__global__ void __launch_bounds__(kTokenThreads, kTokenBlocks)
+    CombineReceiveKernel(const __grid_constant__ CombineReceiveArgs args, From from_type, To to_type,
+                         KernelTimes* times) {
   const KernelTimer timer(times);
   extern __shared__ const char* rows_of_token[];
   __shared__ int32_t count;
@@ -261,7 +247,8 @@ __global__ void __launch_bounds__(kTokenThreads) CombineReceiveKernel(const __gr
 template <int kCount, typename Types>
 cudaError_t LaunchSend(const CombineSendArgs& args, const LaunchOptions& options, Types types) {
   const MoeShape& shape = args.layout.shape;
-  const dim3 blocks(shape.ranks, BlocksOfMessage(shape.ranks, shape.MessageRows(), options.multiprocessors));
+  const int64_t parts = (shape.hidden + RowPart<kCount>::kElements - 1) / RowPart<kCount>::kElements;
+  const dim3 blocks(shape.ranks, BlocksOfMessage(shape.ranks, shape.MessageRows() * parts, options.multiprocessors));
   CombineSendKernel<kCount><<<blocks, kRowThreads, 0, options.stream>>>(args, types.from, types.to, options.times);
   return cudaGetLastError();
 }

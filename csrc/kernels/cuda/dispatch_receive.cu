@@ -8,6 +8,7 @@
 
 #include "csrc/kernels/cuda/block_scan.cuh"
 #include "csrc/kernels/cuda/elements.cuh"
+#include "csrc/kernels/cuda/fused_dispatch.h"
 #include "csrc/kernels/cuda/grid.h"
 #include "csrc/kernels/cuda/kernel_timer.cuh"
 #include "csrc/kernels/cuda/load_kernels.h"
@@ -285,6 +286,7 @@ cudaError_t ReceiveFirstRound(const DispatchReceiveArgs& args, const LaunchOptio
 }  // namespace
 
 cudaError_t DispatchReceive(const DispatchReceiveArgs& args, const LaunchOptions& options) {
+  if (args.round == 0 && options.fused && CanFuseDispatchReceive(args)) return FusedDispatchReceive(args, options);
   if (args.round == 0) return ReceiveFirstRound(args, options);
   RedispatchReceiveArgs rest{.layout = args.layout,
                              .round = args.round,

@@ -7,6 +7,8 @@
 #include <cstdint>
 
 #include "csrc/kernels/cuda/block_scan.cuh"
+#include "csrc/kernels/cuda/dispatch_metadata.cuh"
+#include "csrc/kernels/cuda/fused_dispatch.h"
 #include "csrc/kernels/cuda/kernel_timer.cuh"
 #include "csrc/kernels/cuda/load_kernels.h"
 #include "csrc/kernels/cuda/message.cuh"
@@ -22,29 +24,15 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// Rank of an expert, or -1: not routed.
-__device__ __forceinline__ int32_t RankOf(const DispatchSendArgs& args, int32_t expert) {
-  const MoeShape& shape = args.layout.shape;
-  // As unsigned numbers, negative ids are too large as well.
-  if (static_cast<uint32_t>(expert) >= static_cast<uint32_t>(shape.experts)) return -1;
-  const int32_t rank = expert / shape.experts_per_rank;
-  return args.absent != nullptr && args.absent[rank] != 0 ? -1 : rank;
-}
-
-// Whether choice k is the first one of the token that names its expert.
-__device__ __forceinline__ bool IsFirst(const int32_t* experts, int32_t k) {
-  for (int32_t i = 0; i < k; ++i) {
-    if (experts[i] == experts[k]) return false;
-  }
-  return true;
-}
-
-__device__ int32_t DistinctExperts(const DispatchSendArgs& args, int64_t t, int32_t rank) {
+// Of token t at a rank; counts them in local_rows.
+__device__ int32_t DistinctExperts(const DispatchSendArgs& args, int64_t t, int32_t rank, uint32_t* local_rows) {
   const int32_t top_k = args.layout.shape.top_k;
   const int32_t* experts = args.experts + t * top_k;
   int32_t distinct = 0;
   for (int32_t k = 0; k < top_k; ++k) {
-    if (RankOf(args, experts[k]) == rank && IsFirst(experts, k)) ++distinct;
+    if (RankOf(args, experts[k]) != rank || !IsFirst(experts, k)) continue;
+    ++distinct;
+    atomicAdd(local_rows + experts[k] - rank * args.layout.shape.experts_per_rank, 1u);
   }
   return distinct;
 }
@@ -58,10 +46,13 @@ __global__ void __launch_bounds__(kThreads)
   int32_t* row_tokens = workspace.row_tokens + static_cast<int64_t>(rank) * shape.max_tokens;
   int32_t* entry_begins = workspace.entry_begins + static_cast<int64_t>(rank) * shape.max_tokens;
   auto* meta = At<RowMeta>(args.slots[rank], args.layout.RowMetaOffset());
+  uint32_t* local_rows = workspace.local_rows + static_cast<int64_t>(rank) * shape.experts_per_rank;
+  for (int32_t e = threadIdx.x; e < shape.experts_per_rank; e += kThreads) local_rows[e] = 0;
+  __syncthreads();
   Pair so_far;  // rows and entries
   for (int32_t base = 0; base < args.t_rows; base += kThreads) {
     const int32_t t = base + static_cast<int32_t>(threadIdx.x);
-    const int32_t distinct = t < args.t_rows ? DistinctExperts(args, t, rank) : 0;
+    const int32_t distinct = t < args.t_rows ? DistinctExperts(args, t, rank, local_rows) : 0;
     const PairScan scan = ScanBlock<kThreads>({distinct > 0 ? 1 : 0, distinct});
     const Pair place = so_far + scan.before;
     if (t < args.t_rows) args.route.index[static_cast<int64_t>(t) * shape.ranks + rank] = distinct > 0 ? place.a : -1;
@@ -117,69 +108,23 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// How many rounds this rank's rows need.
-__device__ int32_t RoundsNeeded(const DispatchSendArgs& args) {
-  int32_t rounds = 1;
-  if (args.layout.shape.MaxRounds() == 1) return rounds;
-  while (args.route.token_ends[rounds - 1] < args.t_rows) ++rounds;
-  return rounds;
-}
+// What WriteMessageHead and WriteEntry ask for.
+struct PlannedCounts {
+  const DispatchSendArgs& args;
+  const DispatchSendWorkspace& workspace;
 
-// Everything before the rows of the message to `rank`, but for its row metadata and entries.
-__device__ void WriteMessageHead(const DispatchSendArgs& args, const DispatchSendWorkspace& workspace, int32_t rank) {
-  const SlotLayout& layout = args.layout;
-  const int32_t ranks = layout.shape.ranks;
-  void* slot = args.slots[rank];
-  auto* rows = At<uint32_t>(slot, layout.CountsOffset());
-  for (int32_t peer = threadIdx.x; peer < ranks; peer += kThreads) {
-    rows[peer] = static_cast<uint32_t>(workspace.rows[peer]);
-    rows[ranks + peer] = static_cast<uint32_t>(workspace.expert_rows[peer]);
+  __device__ uint32_t rows(int32_t rank) const { return workspace.rows[rank]; }
+  __device__ uint32_t expert_rows(int32_t rank) const { return workspace.expert_rows[rank]; }
+  __device__ uint32_t local_rows(int32_t rank, int32_t expert) const {
+    return workspace.local_rows[static_cast<int64_t>(rank) * args.layout.shape.experts_per_rank + expert];
   }
-  const int64_t entries = workspace.expert_rows[rank];
-  const int64_t payload_offset = workspace.payload_offsets[rank];
-  const int64_t entries_end =
-      layout.EntriesOffset(workspace.rows[rank]) + entries * static_cast<int64_t>(sizeof(Entry));
-  ZeroWords(slot, entries_end, payload_offset, threadIdx.x, kThreads);
-  if (threadIdx.x != 0) return;
-  const int64_t first_round = workspace.first_round[rank];
-  if (layout.shape.MaxRounds() == 1) {
-    *At<uint32_t>(slot, layout.RoundRowsOffset()) = static_cast<uint32_t>(first_round);
-    if (rank == 0) args.route.token_ends[0] = args.t_rows;
+  __device__ uint32_t first_round(int32_t rank) const { return workspace.first_round[rank]; }
+  __device__ int32_t entry_begin(int64_t t, int32_t rank) const {
+    const MoeShape& shape = args.layout.shape;
+    const int64_t row = args.route.index[t * shape.ranks + rank];
+    return workspace.entry_begins[static_cast<int64_t>(rank) * shape.max_tokens + row];
   }
-  WriteHeader(
-      args.stamp, ExchangeKind::kDispatch,
-      {.rows = first_round, .expert_rows = entries, .rounds = RoundsNeeded(args), .payload_offset = payload_offset},
-      slot);
-  args.message_bytes[rank] = payload_offset + first_round * layout.DispatchRowBytes();
-}
-
-// The entry of choice k of token t, unless an earlier choice of it names the same expert; and route.slot.
-__device__ void WriteEntry(const DispatchSendArgs& args, const DispatchSendWorkspace& workspace, int64_t t, int32_t k) {
-  const SlotLayout& layout = args.layout;
-  const MoeShape& shape = layout.shape;
-  const int32_t* experts = args.experts + t * shape.top_k;
-  const int32_t expert = experts[k];
-  const int32_t rank = RankOf(args, expert);
-  if (rank < 0) {
-    args.route.slot[t * shape.top_k + k] = -1;
-    return;
-  }
-  const int32_t first_expert = rank * shape.experts_per_rank;
-  int32_t before = 0;  // experts of the token at that rank that come before
-  for (int32_t i = 0; i < shape.top_k; ++i) {
-    if (experts[i] >= first_expert && experts[i] < expert && IsFirst(experts, i)) ++before;
-  }
-  args.route.slot[t * shape.top_k + k] = rank * shape.LocalTopK() + before;
-  if (!IsFirst(experts, k)) return;
-  float weight = args.weights[t * shape.top_k + k];
-  for (int32_t i = k + 1; i < shape.top_k; ++i) {
-    if (experts[i] == expert) weight += args.weights[t * shape.top_k + i];
-  }
-  const int64_t row = args.route.index[t * shape.ranks + rank];
-  const int32_t begin = workspace.entry_begins[static_cast<int64_t>(rank) * shape.max_tokens + row];
-  auto* entries = At<Entry>(args.slots[rank], layout.EntriesOffset(workspace.rows[rank]));
-  entries[begin + before] = Entry{static_cast<uint32_t>(expert - first_expert), weight};
-}
+};
 
 // The first N blocks have a message each, the others 256 choices each.
 __global__ void __launch_bounds__(kThreads)
@@ -187,12 +132,16 @@ __global__ void __launch_bounds__(kThreads)
                    const __grid_constant__ DispatchSendWorkspace workspace, KernelTimes* times) {
   const KernelTimer timer(times);
   const MoeShape& shape = args.layout.shape;
+  const PlannedCounts counts{args, workspace};
   if (blockIdx.x < static_cast<uint32_t>(shape.ranks)) {
-    return WriteMessageHead(args, workspace, static_cast<int32_t>(blockIdx.x));
+    return WriteMessageHead(args, counts, args.slots[blockIdx.x], static_cast<int32_t>(blockIdx.x), threadIdx.x,
+                            kThreads);
   }
   const int64_t choice = static_cast<int64_t>(blockIdx.x - shape.ranks) * kThreads + threadIdx.x;
   if (choice >= static_cast<int64_t>(args.t_rows) * shape.top_k) return;
-  WriteEntry(args, workspace, choice / shape.top_k, static_cast<int32_t>(choice % shape.top_k));
+  const int64_t t = choice / shape.top_k;
+  const auto k = static_cast<int32_t>(choice % shape.top_k);
+  WriteEntry(args, counts, args.slots, args.experts + t * shape.top_k, args.weights + t * shape.top_k, t, k);
 }
 
 cudaError_t SendFirstRound(const DispatchSendArgs& args, const DispatchSendWorkspace& workspace,
@@ -209,9 +158,7 @@ cudaError_t SendFirstRound(const DispatchSendArgs& args, const DispatchSendWorks
                          .shape = shape,
                          .round = 0,
                          .t_rows = args.t_rows,
-                         .x_type = args.x_type,
-                         .x = args.x,
-                         .scales = args.scales,
+                         .source = {args.x_type, args.x, args.scales},
                          .route = args.route,
                          .slots = args.slots,
                          .payload_offsets = workspace.payload_offsets},
@@ -235,6 +182,7 @@ cudaError_t DispatchSend(const DispatchSendArgs& args, const LaunchOptions& opti
                            .message_bytes = args.message_bytes},
                           options);
   }
+  if (options.fused && CanFuseDispatchSend(args)) return FusedDispatchSend(args, options);
   WorkspaceParts parts(options.workspace);
   return SendFirstRound(args, DispatchSendWorkspace(parts, args.layout.shape), options);
 }

@@ -108,7 +108,9 @@ struct StaticType {
   template <int kCount>
   using Raw = RawElements<kCount, kElementBytes>;
 
-  __device__ __forceinline__ int64_t element_bytes() const { return kElementBytes; }
+  // What a thread keeps of elements that it has loaded and not yet looked at.
+  template <int kCount>
+  using Loaded = Raw<kCount>;
 
   template <int kCount>
   static __device__ __forceinline__ Floats<kCount> Decode(const Raw<kCount>& raw) {
@@ -128,10 +130,18 @@ struct StaticType {
   }
 
   template <int kCount>
-  __device__ __forceinline__ Floats<kCount> Load(const void* row, int64_t element) const {
+  __device__ __forceinline__ Raw<kCount> Fetch(const void* row, int64_t element) const {
     Raw<kCount> raw;
     raw.Load(static_cast<const char*>(row) + element * kElementBytes);
+    return raw;
+  }
+  template <int kCount>
+  __device__ __forceinline__ Floats<kCount> ToFloats(const Raw<kCount>& raw) const {
     return Decode<kCount>(raw);
+  }
+  template <int kCount>
+  __device__ __forceinline__ Floats<kCount> Load(const void* row, int64_t element) const {
+    return Decode<kCount>(Fetch<kCount>(row, element));
   }
   template <int kCount>
   __device__ __forceinline__ void Store(void* row, int64_t element, const Floats<kCount>& floats) const {
@@ -145,7 +155,17 @@ struct StaticType {
 struct AnyType {
   ElementType type;
 
-  __device__ __forceinline__ int64_t element_bytes() const { return ElementBytes(type); }
+  template <int kCount>
+  using Loaded = Floats<kCount>;
+
+  template <int kCount>
+  __device__ __forceinline__ Floats<kCount> Fetch(const void* row, int64_t element) const {
+    return Load<kCount>(row, element);
+  }
+  template <int kCount>
+  __device__ __forceinline__ Floats<kCount> ToFloats(const Floats<kCount>& floats) const {
+    return floats;
+  }
 
   template <int kCount>
   __device__ __forceinline__ Floats<kCount> Load(const void* row, int64_t element) const {

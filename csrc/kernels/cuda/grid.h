@@ -12,11 +12,11 @@ inline constexpr int kWarp = 32;
 inline constexpr int kRowThreads = 256;
 inline constexpr int kRowWarps = kRowThreads / kWarp;
 
-// Blocks for each of `ranks` messages of at most `rows` rows, a warp for a row at a time: as many as fill the device.
-inline uint32_t BlocksOfMessage(int64_t ranks, int64_t rows, int32_t multiprocessors) {
-  constexpr int64_t kBlocksOfMultiprocessor = 4;
-  const int64_t device = (kBlocksOfMultiprocessor * multiprocessors + ranks - 1) / ranks;
-  const int64_t needed = (rows + kRowWarps - 1) / kRowWarps;
+// Blocks for each of `messages` messages of at most `items` rows or parts of rows, a warp for one at a time: as many as
+// the device runs at once, if `blocks` fit on a multiprocessor.
+inline uint32_t BlocksOfMessage(int64_t messages, int64_t items, int32_t multiprocessors, int32_t blocks = 4) {
+  const int64_t device = int64_t{blocks} * multiprocessors / messages;
+  const int64_t needed = (items + kRowWarps - 1) / kRowWarps;
   return static_cast<uint32_t>(std::max<int64_t>(1, std::min(device, needed)));
 }
 

@@ -2,6 +2,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "csrc/kernels/cpu/kernels_testing.h"
@@ -14,10 +15,19 @@ namespace {
 
 int64_t RowsBytes(int64_t rows, int64_t hidden, ElementType type) { return rows * hidden * ElementBytes(type); }
 
+// Whether the program was started with --unfused.
+bool Unfused() {
+  for (const std::string& argument : ::testing::internal::GetArgvs()) {
+    if (argument == "--unfused") return true;
+  }
+  return false;
+}
+
 // The copies of what all kernels take.
 class Launch {
  public:
   explicit Launch(const SlotLayout& layout) : layout_(layout), shape_(layout.shape) {
+    options_.fused = !Unfused();
     options_.workspace = copies_.Scratch(cuda::WorkspaceBytes(layout, layout.shape.max_tokens));
   }
 

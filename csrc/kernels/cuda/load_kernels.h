@@ -8,6 +8,8 @@ namespace jax_fabric::kernels::cuda {
 
 cudaError_t LoadDispatchSend();
 cudaError_t LoadDispatchReceive();
+cudaError_t LoadFusedDispatchSend();
+cudaError_t LoadFusedDispatchReceive();
 cudaError_t LoadCombine();
 cudaError_t LoadRedispatch();
 cudaError_t LoadSendRows();

@@ -17,7 +17,8 @@ int64_t WorkspaceBytes(const SlotLayout& layout, int32_t elements) {
 }
 
 cudaError_t LoadKernels() {
-  for (const auto load : {LoadDispatchSend, LoadDispatchReceive, LoadCombine, LoadRedispatch, LoadSendRows}) {
+  for (const auto load : {LoadDispatchSend, LoadDispatchReceive, LoadFusedDispatchSend, LoadFusedDispatchReceive,
+                          LoadCombine, LoadRedispatch, LoadSendRows}) {
     if (const cudaError_t error = load(); error != cudaSuccess) return error;
   }
   return cudaSuccess;

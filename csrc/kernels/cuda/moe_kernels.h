@@ -29,6 +29,8 @@ struct LaunchOptions {
   void* workspace = nullptr;
   // Of the device: how many blocks it runs at once is a multiple of it.
   int32_t multiprocessors = 132;
+  // Dispatch in one launch, where it can be (fused_dispatch.h). Results are the same.
+  bool fused = true;
   // On the device, or null: what the launched kernels widen. For benchmarks.
   KernelTimes* times = nullptr;
 };

@@ -6,8 +6,8 @@
 
 #include "csrc/kernels/cuda/elements.cuh"
 #include "csrc/kernels/cuda/message.cuh"
+#include "csrc/kernels/cuda/row_format.h"
 #include "csrc/kernels/cuda/row_moves.cuh"
-#include "csrc/kernels/cuda/send_rows.cuh"
 #include "csrc/kernels/moe_layout.h"
 
 namespace jax_fabric::kernels::cuda {

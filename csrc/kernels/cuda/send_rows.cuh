@@ -7,37 +7,18 @@
 #include <cstdint>
 
 #include "csrc/kernels/cuda/moe_kernels.h"
+#include "csrc/kernels/cuda/row_format.h"
 #include "csrc/kernels/moe_kernels.h"
 #include "csrc/kernels/moe_layout.h"
 
 namespace jax_fabric::kernels::cuda {
-
-// How rows stand in the messages of one kind of exchange.
-struct RowFormat {
-  explicit RowFormat(const SlotLayout& layout, ExchangeKind kind)
-      : hidden(layout.shape.hidden),
-        type(kind == ExchangeKind::kDispatch ? layout.dispatch_type : layout.redispatch_type),
-        stride(kind == ExchangeKind::kDispatch ? layout.DispatchRowBytes() : layout.RedispatchRowBytes()),
-        quantised(kind == ExchangeKind::kDispatch && layout.quantised),
-        scales_offset(layout.ScalesOffset()),
-        scale_count(layout.ScalesOfRow()) {}
-
-  int64_t hidden;
-  ElementType type;
-  int64_t stride;  // bytes from one row to the next
-  bool quantised;
-  int64_t scales_offset;
-  int64_t scale_count;
-};
 
 struct SendRowsArgs {
   RowFormat format;
   MoeShape shape;
   int32_t round = 0;
   int32_t t_rows = 0;
-  ElementType x_type = ElementType::kFloat32;
-  const void* x = nullptr;
-  const float* scales = nullptr;  // of x that is quantised already
+  RowSource source;
   SendRoute route;
   void* const* slots = nullptr;
   // [N] where the rows begin in the message to each rank; null: PlainPayloadOffset

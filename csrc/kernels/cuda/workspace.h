@@ -35,6 +35,7 @@ struct DispatchSendWorkspace {
   int32_t* first_round;      // [N] rows in the first round
   int32_t* round_begins;     // [N] first row of a round
   int64_t* payload_offsets;  // [N]
+  uint32_t* local_rows;      // [N, experts_per_rank]
 
   DispatchSendWorkspace(WorkspaceParts& parts, const MoeShape& shape) {
     const int64_t ranks = shape.ranks;
@@ -45,6 +46,7 @@ struct DispatchSendWorkspace {
     first_round = parts.Take<int32_t>(ranks);
     round_begins = parts.Take<int32_t>(ranks);
     payload_offsets = parts.Take<int64_t>(ranks);
+    local_rows = parts.Take<uint32_t>(ranks * shape.experts_per_rank);
   }
 };
 

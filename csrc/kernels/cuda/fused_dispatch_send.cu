@@ -1,0 +1,218 @@
+// DispatchSend in one launch: a block for each token, and some that write the heads of messages.
+//
+// All of them count, in shared memory, what goes to each rank from all tokens and from those before theirs.
+#include <algorithm>
+#include <cstdint>
+
+#include "csrc/kernels/cuda/dispatch_metadata.cuh"
+#include "csrc/kernels/cuda/elements.cuh"
+#include "csrc/kernels/cuda/fused_dispatch.h"
+#include "csrc/kernels/cuda/kernel_timer.cuh"
+#include "csrc/kernels/cuda/load_kernels.h"
+#include "csrc/kernels/cuda/message.cuh"
+#include "csrc/kernels/cuda/row_format.h"
+#include "csrc/kernels/cuda/send_row.cuh"
+#include "csrc/kernels/moe_kernels.h"
+#include "csrc/kernels/moe_layout.h"
+
+namespace jax_fabric::kernels::cuda {
+namespace {
+
+// So many choices are counted by each block in the time of a few loads.
+constexpr int64_t kMostChoices = 4096;
+constexpr int64_t kMostSharedBytes = 48 << 10;
+constexpr int32_t kHeadBlocks = 8;
+// A count has rows in its lower half, and experts' rows in the upper one: both are at most kMostChoices.
+constexpr uint32_t kOneRow = 1;
+constexpr uint32_t kOneExpertRow = 1 << 16;
+
+// What a block knows, in shared memory. Its size is the launch's: nothing bounds ranks or experts.
+struct SharedCounts {
+  void** slots;      // [N]
+  char** places;     // [N] where the rows of this block's token go
+  uint32_t* all;     // [N] counts of all tokens
+  uint32_t* before;  // [N] of the tokens before this block's
+  int32_t* index;    // [N] row of this block's token to each rank, or -1
+  uint32_t* local;   // [E] rows of each expert: for heads
+  int32_t* experts;  // [T, K]
+  float* weights;    // [K] of this block's token
+  int64_t bytes = 0;
+
+  __host__ __device__ SharedCounts(char* base, const MoeShape& shape, int64_t t_rows) : base_(base) {
+    slots = Take<void*>(shape.ranks);
+    places = Take<char*>(shape.ranks);
+    all = Take<uint32_t>(shape.ranks);
+    before = Take<uint32_t>(shape.ranks);
+    index = Take<int32_t>(shape.ranks);
+    local = Take<uint32_t>(int64_t{shape.ranks} * shape.experts_per_rank);
+    experts = Take<int32_t>(t_rows * shape.top_k);
+    weights = Take<float>(shape.top_k);
+  }
+
+ private:
+  template <typename T>
+  __host__ __device__ T* Take(int64_t count) {
+    T* part = reinterpret_cast<T*>(base_ + bytes);
+    bytes += AlignUp(count * static_cast<int64_t>(sizeof(T)), 16);
+    return part;
+  }
+
+  char* base_;
+};
+
+// As dispatch_metadata.cuh wants them.
+struct FusedCounts {
+  const SharedCounts& shared;
+  int32_t experts_per_rank;
+
+  __device__ uint32_t rows(int32_t rank) const { return shared.all[rank] & 0xffff; }
+  __device__ uint32_t expert_rows(int32_t rank) const { return shared.all[rank] >> 16; }
+  __device__ uint32_t local_rows(int32_t rank, int32_t expert) const {
+    return shared.local[static_cast<int64_t>(rank) * experts_per_rank + expert];
+  }
+  __device__ uint32_t first_round(int32_t rank) const { return rows(rank); }
+  __device__ int32_t entry_begin(int64_t, int32_t rank) const {
+    return static_cast<int32_t>(shared.before[rank] >> 16);
+  }
+};
+
+// Everything that a block reads but its row, at once. `token`: -1 for a block of heads.
+__device__ void LoadChoices(const DispatchSendArgs& args, const SharedCounts& shared, int64_t token) {
+  const MoeShape& shape = args.layout.shape;
+  const int64_t choices = static_cast<int64_t>(args.t_rows) * shape.top_k;
+  for (int64_t i = threadIdx.x; i < choices; i += kSendThreads) shared.experts[i] = args.experts[i];
+  for (int64_t rank = threadIdx.x; rank < shape.ranks; rank += kSendThreads) {
+    shared.slots[rank] = args.slots[rank];
+    shared.all[rank] = shared.before[rank] = 0;
+    shared.index[rank] = -1;
+  }
+  if (token < 0) {
+    const int64_t experts = static_cast<int64_t>(shape.ranks) * shape.experts_per_rank;
+    for (int64_t e = threadIdx.x; e < experts; e += kSendThreads) shared.local[e] = 0;
+    return;
+  }
+  for (int64_t k = threadIdx.x; k < shape.top_k; k += kSendThreads) {
+    shared.weights[k] = args.weights[token * shape.top_k + k];
+  }
+  // The row comes while choices are counted.
+  const int64_t row_bytes = shape.hidden * ElementBytes(args.x_type);
+  const char* row = static_cast<const char*>(args.x) + token * row_bytes;
+  for (int64_t at = threadIdx.x * 128; at < row_bytes; at += kSendThreads * 128) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(row + at));
+  }
+}
+
+// Choice k of a token, as a count: what it adds that no earlier choice of the token did.
+// `rank` is that of its expert.
+__device__ __forceinline__ uint32_t CountOf(const MoeShape& shape, const int32_t* experts, int32_t k, int32_t rank) {
+  const int32_t first_expert = rank * shape.experts_per_rank;
+  // The last ranks may have fewer.
+  const int32_t end = min(first_expert + shape.experts_per_rank, shape.experts);
+  uint32_t count = kOneRow | kOneExpertRow;
+  for (int32_t i = 0; i < k; ++i) {
+    if (experts[i] == experts[k]) return 0;
+    if (experts[i] >= first_expert && experts[i] < end) count = kOneExpertRow;
+  }
+  return count;
+}
+
+__device__ void CountChoices(const DispatchSendArgs& args, const SharedCounts& shared, int64_t token) {
+  const MoeShape& shape = args.layout.shape;
+  const int32_t choices = args.t_rows * shape.top_k;
+  for (int32_t choice = threadIdx.x; choice < choices; choice += kSendThreads) {
+    const int32_t rank = RankOf(args, shared.experts[choice]);
+    if (rank < 0) continue;
+    const int32_t t = choice / shape.top_k, k = choice % shape.top_k;
+    const uint32_t count = CountOf(shape, shared.experts + static_cast<int64_t>(t) * shape.top_k, k, rank);
+    if (count == 0) continue;
+    atomicAdd(&shared.all[rank], count);
+    if (t < token) atomicAdd(&shared.before[rank], count);
+    if (token < 0) atomicAdd(&shared.local[shared.experts[choice]], 1u);
+  }
+}
+
+// By the thread of choice k of this block's token.
+__device__ void WriteChoice(const DispatchSendArgs& args, const RowFormat& format, const SharedCounts& shared,
+                            int64_t token, int32_t k, int32_t* place_count) {
+  const SlotLayout& layout = args.layout;
+  const MoeShape& shape = layout.shape;
+  const int32_t* experts = shared.experts + token * shape.top_k;
+  const FusedCounts counts{shared, shape.experts_per_rank};
+  WriteEntry(args, counts, shared.slots, experts, shared.weights, token, k);
+  const int32_t rank = RankOf(args, experts[k]);
+  if (rank < 0) return;
+  if ((CountOf(shape, experts, k, rank) & kOneRow) == 0) return;  // an earlier choice has the same rank
+  const uint32_t row = shared.before[rank] & 0xffff;
+  void* slot = shared.slots[rank];
+  shared.index[rank] = static_cast<int32_t>(row);
+  At<RowMeta>(slot, layout.RowMetaOffset())[row] = RowMeta{static_cast<uint32_t>(token), shared.before[rank] >> 16};
+  const int64_t payload = layout.DispatchPayloadOffset(counts.rows(rank), counts.expert_rows(rank));
+  shared.places[atomicAdd(place_count, 1)] = At<char>(slot, payload + row * format.stride);
+}
+
+template <int kCount>
+__global__ void __launch_bounds__(kSendThreads)
+    FusedSendKernel(const __grid_constant__ DispatchSendArgs args, const __grid_constant__ RowFormat format,
+                    KernelTimes* times) {
+  const KernelTimer timer(times);
+  extern __shared__ __align__(16) char memory[];
+  __shared__ int32_t place_count;
+  const MoeShape& shape = args.layout.shape;
+  const SharedCounts shared(memory, shape, args.t_rows);
+  const int64_t token = static_cast<int64_t>(blockIdx.x) - kHeadBlocks;  // negative: heads
+  if (threadIdx.x == 0) place_count = 0;
+  LoadChoices(args, shared, token);
+  __syncthreads();
+  CountChoices(args, shared, token);
+  __syncthreads();
+  if (token < 0) {
+    const int32_t warp = blockIdx.x * (kSendThreads / kWarp) + threadIdx.x / kWarp;
+    for (int32_t rank = warp; rank < shape.ranks; rank += kHeadBlocks * (kSendThreads / kWarp)) {
+      WriteMessageHead(args, FusedCounts{shared, shape.experts_per_rank}, shared.slots[rank], rank, threadIdx.x % kWarp,
+                       kWarp);
+    }
+    return;
+  }
+  for (int32_t k = threadIdx.x; k < shape.top_k; k += kSendThreads) {
+    WriteChoice(args, format, shared, token, k, &place_count);
+  }
+  __syncthreads();
+  for (int32_t rank = threadIdx.x; rank < shape.ranks; rank += kSendThreads) {
+    args.route.index[token * shape.ranks + rank] = shared.index[rank];
+  }
+  const RowSource source{args.x_type, args.x, args.scales};
+  const Places places{shared.places, place_count};
+  if (place_count == 0) return;
+  SendRow<kCount>(format, source, places, token);
+  SendRest(format, source, places, token);
+}
+
+int64_t SharedBytes(const DispatchSendArgs& args) {
+  return SharedCounts(nullptr, args.layout.shape, args.t_rows).bytes;
+}
+
+}  // namespace
+
+bool CanFuseDispatchSend(const DispatchSendArgs& args) {
+  const MoeShape& shape = args.layout.shape;
+  return shape.MaxRounds() == 1 && int64_t{args.t_rows} * shape.top_k <= kMostChoices &&
+         SharedBytes(args) <= kMostSharedBytes;
+}
+
+cudaError_t FusedDispatchSend(const DispatchSendArgs& args, const LaunchOptions& options) {
+  const RowFormat format(args.layout, ExchangeKind::kDispatch);
+  const auto blocks = static_cast<uint32_t>(kHeadBlocks + args.t_rows);
+  const auto kernel = IsVectorised(format.hidden) ? FusedSendKernel<kVector> : FusedSendKernel<1>;
+  kernel<<<blocks, kSendThreads, SharedBytes(args), options.stream>>>(args, format, options.times);
+  return cudaGetLastError();
+}
+
+cudaError_t LoadFusedDispatchSend() {
+  cudaFuncAttributes attributes;
+  for (const auto kernel : {FusedSendKernel<kVector>, FusedSendKernel<1>}) {
+    if (const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel); error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+
+}  // namespace jax_fabric::kernels::cuda

@@ -1,0 +1,140 @@
+// A token's row into all messages that it goes to, by a block of kSendThreads.
+#ifndef JAX_FABRIC_KERNELS_CUDA_SEND_ROW_CUH_
+#define JAX_FABRIC_KERNELS_CUDA_SEND_ROW_CUH_
+
+#include <cstdint>
+
+#include "csrc/kernels/cuda/elements.cuh"
+#include "csrc/kernels/cuda/grid.h"
+#include "csrc/kernels/cuda/message.cuh"
+#include "csrc/kernels/cuda/row_format.h"
+#include "csrc/kernels/cuda/row_moves.cuh"
+
+namespace jax_fabric::kernels::cuda {
+
+// Of the blocks that send rows.
+inline constexpr int kSendThreads = 512;
+
+// Where the row of one token goes: `count` places in messages.
+struct Places {
+  char* const* rows;
+  int count;
+};
+
+template <int kCount, int kElementBytes>
+__device__ __forceinline__ void SendBits(const Places& places, const char* from, int64_t hidden) {
+  for (int64_t at = static_cast<int64_t>(threadIdx.x) * kCount; at < hidden; at += kSendThreads * kCount) {
+    RawElements<kCount, kElementBytes> raw;
+    raw.Load(from + at * kElementBytes);
+    for (int i = 0; i < places.count; ++i) raw.Store(places.rows[i] + at * kElementBytes);
+  }
+}
+
+template <int kCount>
+__device__ __forceinline__ void SendConverted(const Places& places, ElementType to_type, const void* from,
+                                              ElementType from_type, int64_t hidden) {
+  const AnyType target{to_type}, source{from_type};
+  for (int64_t at = static_cast<int64_t>(threadIdx.x) * kCount; at < hidden; at += kSendThreads * kCount) {
+    const Floats<kCount> floats = source.Load<kCount>(from, at);
+    for (int i = 0; i < places.count; ++i) target.Store<kCount>(places.rows[i], at, floats);
+  }
+}
+
+// Blocks of a quantised row that a thread reads at once.
+inline constexpr int kBlocksAtOnce = 2;
+
+// A block of a quantised row by as many threads as have kCount of its elements each.
+template <int kCount, typename Source>
+__device__ __forceinline__ void SendQuantised(const Places& places, const RowFormat& format, const void* from,
+                                              Source source) {
+  constexpr int kGroup = kScaleBlock / kCount < kWarp ? kScaleBlock / kCount : kWarp;
+  constexpr int kPieces = kScaleBlock / (kGroup * kCount);  // of a block, for each thread
+  constexpr int kGroups = kSendThreads / kGroup;
+  const int member = threadIdx.x % kGroup;
+  const auto element = [&](int64_t block, int piece) {
+    return block * kScaleBlock + (piece * kGroup + member) * kCount;
+  };
+  // All threads of a warp stay together: they exchange what they have.
+  const int64_t end = AlignUp(format.scale_count, kGroups * kBlocksAtOnce);
+  for (int64_t first = threadIdx.x / kGroup; first < end; first += kGroups * kBlocksAtOnce) {
+    typename Source::template Loaded<kCount> loaded[kBlocksAtOnce][kPieces];
+#pragma unroll
+    for (int b = 0; b < kBlocksAtOnce; ++b) {
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i) {
+        const int64_t at = element(first + b * kGroups, i);
+        if (at < format.hidden) loaded[b][i] = source.template Fetch<kCount>(from, at);
+      }
+    }
+#pragma unroll
+    for (int b = 0; b < kBlocksAtOnce; ++b) {
+      const int64_t block = first + b * kGroups;
+      Floats<kCount> floats[kPieces];
+      float largest = 0;
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i) {
+        if (element(block, i) >= format.hidden) continue;
+        floats[i] = source.template ToFloats<kCount>(loaded[b][i]);
+        largest = fmaxf(largest, LargestMagnitude(floats[i]));
+      }
+      const BlockScale scale(LargestOf(largest, kGroup));
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i) {
+        const int64_t at = element(block, i);
+        if (at >= format.hidden) continue;
+        const auto raw = Quantise(floats[i], scale.inverse);
+        for (int place = 0; place < places.count; ++place) raw.Store(places.rows[place] + at);
+      }
+      if (member != 0 || block >= format.scale_count) continue;
+      for (int place = 0; place < places.count; ++place) {
+        At<float>(places.rows[place], format.scales_offset)[block] = scale.scale;
+      }
+    }
+  }
+}
+
+template <int kCount>
+__device__ __forceinline__ void SendRow(const RowFormat& format, const RowSource& source, const Places& places,
+                                        int64_t t) {
+  const int64_t hidden = format.hidden;
+  const auto* x = static_cast<const char*>(source.x) + t * hidden * ElementBytes(source.type);
+  if (format.quantised && source.type != format.type) {
+    if (source.type == ElementType::kBfloat16) {
+      SendQuantised<kCount>(places, format, x, StaticType<ElementType::kBfloat16>());
+    } else {
+      SendQuantised<kCount>(places, format, x, AnyType{source.type});
+    }
+  } else if (source.type != format.type) {
+    SendConverted<kCount>(places, format.type, x, source.type, hidden);
+  } else if (ElementBytes(source.type) == 4) {
+    SendBits<kCount, 4>(places, x, hidden);
+  } else if (ElementBytes(source.type) == 2) {
+    SendBits<kCount, 2>(places, x, hidden);
+  } else {
+    SendBits<kCount, 1>(places, x, hidden);
+  }
+}
+
+// What a message holds besides the elements of a row.
+__device__ __forceinline__ void SendRest(const RowFormat& format, const RowSource& source, const Places& places,
+                                         int64_t t) {
+  const int64_t element_bytes = format.hidden * ElementBytes(format.type);
+  for (int i = 0; i < places.count; ++i) {
+    if (!format.quantised) {
+      ZeroRowPadding(places.rows[i], element_bytes, format.stride, threadIdx.x, kSendThreads);
+      continue;
+    }
+    ZeroRowPadding(places.rows[i], element_bytes, format.scales_offset, threadIdx.x, kSendThreads);
+    ZeroRowPadding(places.rows[i], format.scales_offset + 4 * format.scale_count, format.stride, threadIdx.x,
+                   kSendThreads);
+    if (source.type != format.type) continue;
+    auto* scales = At<float>(places.rows[i], format.scales_offset);
+    for (int64_t s = threadIdx.x; s < format.scale_count; s += kSendThreads) {
+      scales[s] = source.scales[t * format.scale_count + s];
+    }
+  }
+}
+
+}  // namespace jax_fabric::kernels::cuda
+
+#endif  // JAX_FABRIC_KERNELS_CUDA_SEND_ROW_CUH_

@@ -265,6 +265,29 @@ def sanitize(context: Context) -> Iterator[Step]:
     yield bazel_test(context, "AddressSanitizer and UBSan", "--config=asan")
 
 
+# One version of all of them: unpinned ones do not fit each other.
+_CUDA_COMPILER = [
+    f"nvidia-{package}==13.0.*"
+    for package in ("cuda-nvcc", "cuda-crt", "nvvm", "cuda-runtime", "cuda-cccl")
+]
+
+
+def cuda(_: Context) -> Iterator[Step]:
+    """The CUDA kernels, compiled and linked; scripts/gpu_check.sh runs them where there is a GPU."""
+    if not shutil.which("nvcc") and not Path("/usr/local/cuda/bin/nvcc").exists():
+        yield Step(
+            "CUDA compiler into .venv",
+            [PYTHON, "-m", "pip", "install", "-qq", "--disable-pip-version-check", *_CUDA_COMPILER],
+            essential=True,
+        )
+        # A running server has already seen that there is none.
+        yield Step("stop Bazel", [bazel(), "shutdown"])
+    yield Step(
+        "compile and link",
+        [bazel(), "build", "--config=ci", "--config=cuda", "//csrc/kernels/cuda:gpu_programs"],
+    )
+
+
 def python(context: Context) -> Iterator[Step]:
     """Python tests."""
     yield editable_install()
@@ -325,7 +348,7 @@ def wheel(context: Context) -> Iterator[Step]:
 
 
 PARTS: dict[str, Callable[[Context], Iterator[Step]]] = {
-    part.__name__: part for part in (lint, cpp, sanitize, python, monorepo, wheel)
+    part.__name__: part for part in (lint, cpp, cuda, sanitize, python, monorepo, wheel)
 }
 
 

@@ -153,22 +153,23 @@ constexpr int kTokenBlocks = 8;  // on a multiprocessor at once
 constexpr int kTermsAtOnce = 8;
 
 // Row of token t in the message from a rank. A message is never read past the rows that it says it has.
-__device__ __forceinline__ int64_t RowOf(const CombineReceiveArgs& args, int64_t rank, int64_t t) {
-  const MessageHeader& header = HeaderOf(args.slots[rank]);
+__device__ __forceinline__ int64_t RowOf(const CombineReceiveArgs& args, const ReceiveSlots& slots, int64_t rank,
+                                         int64_t t) {
+  const MessageHeader& header = HeaderOf(slots[rank]);
   const int64_t row = int64_t{args.route.index[t * args.layout.shape.ranks + rank]} - header.first_row;
   return row >= 0 && row < header.rows ? row : -1;
 }
 
 // By the first warp of a block: where the rows of a token are, by rising rank.
-__device__ int32_t FindRows(const CombineReceiveArgs& args, int64_t t, const char** rows) {
+__device__ int32_t FindRows(const CombineReceiveArgs& args, const ReceiveSlots& slots, int64_t t, const char** rows) {
   const int32_t lane = threadIdx.x;
   int32_t count = 0;
   for (int64_t base = 0; base < args.layout.shape.ranks; base += kWarp) {
     const int64_t rank = base + lane;
-    const int64_t row = rank < args.layout.shape.ranks ? RowOf(args, rank, t) : -1;
+    const int64_t row = rank < args.layout.shape.ranks ? RowOf(args, slots, rank, t) : -1;
     const uint32_t set = __ballot_sync(kAllLanes, row >= 0);
     if (row >= 0) {
-      const void* slot = args.slots[rank];
+      const void* slot = slots[rank];
       rows[count + __popc(set & ((1u << lane) - 1))] =
           At<char>(slot, static_cast<int64_t>(HeaderOf(slot).payload_offset) + row * args.layout.CombineRowBytes());
     }
@@ -202,7 +203,7 @@ __device__ void SumRows(From from_type, To to_type, const char* const* rows, int
   to_type.template Store<kCount>(to, at, sum);
 }
 
-__device__ void ReceiveScalars(const CombineReceiveArgs& args, int64_t t) {
+__device__ void ReceiveScalars(const CombineReceiveArgs& args, const ReceiveSlots& slots, int64_t t) {
   const MoeShape& shape = args.layout.shape;
   const int64_t local_top_k = shape.LocalTopK();
   for (int64_t k = threadIdx.x; k < shape.top_k; k += kTokenThreads) {
@@ -210,8 +211,8 @@ __device__ void ReceiveScalars(const CombineReceiveArgs& args, int64_t t) {
     float value = 0.0f;
     if (slot >= 0) {
       const int64_t rank = slot / local_top_k;
-      const int64_t row = RowOf(args, rank, t);
-      const auto* scalars = At<float>(args.slots[rank], args.layout.PlainPayloadOffset());
+      const int64_t row = RowOf(args, slots, rank, t);
+      const auto* scalars = At<float>(slots[rank], args.layout.PlainPayloadOffset());
       if (row >= 0) value = scalars[row * local_top_k + slot % local_top_k];
     }
     args.scalars[t * shape.top_k + k] = value;
@@ -222,7 +223,7 @@ __device__ void ReceiveScalars(const CombineReceiveArgs& args, int64_t t) {
 template <int kCount, typename From, typename To>
 __global__ void __launch_bounds__(kTokenThreads, kTokenBlocks)
     CombineReceiveKernel(const __grid_constant__ CombineReceiveArgs args, From from_type, To to_type,
-                         KernelTimes* times) {
+                         ReceiveSlots slots, KernelTimes* times) {
   const KernelTimer timer(times);
   extern __shared__ const char* rows_of_token[];
   __shared__ int32_t count;
@@ -231,7 +232,7 @@ __global__ void __launch_bounds__(kTokenThreads, kTokenBlocks)
   const int64_t t = blockIdx.x;
   if (t < tokens.begin || t >= tokens.end) return;
   if (threadIdx.x < kWarp) {
-    const int32_t found = FindRows(args, t, rows_of_token);
+    const int32_t found = FindRows(args, slots, t, rows_of_token);
     if (threadIdx.x == 0) count = found;
   }
   __syncthreads();
@@ -241,7 +242,7 @@ __global__ void __launch_bounds__(kTokenThreads, kTokenBlocks)
        at += step) {
     SumRows<kCount>(from_type, to_type, rows_of_token, count, to, at);
   }
-  if (blockIdx.y == 0 && args.scalars != nullptr) ReceiveScalars(args, t);
+  if (blockIdx.y == 0 && args.scalars != nullptr) ReceiveScalars(args, slots, t);
 }
 
 template <int kCount, typename Types>
@@ -260,7 +261,7 @@ cudaError_t LaunchReceive(const CombineReceiveArgs& args, const LaunchOptions& o
   const int64_t threads = (shape.hidden + kCount - 1) / kCount;
   const dim3 blocks(args.t_rows, static_cast<uint32_t>((threads + kTokenThreads - 1) / kTokenThreads));
   CombineReceiveKernel<kCount><<<blocks, kTokenThreads, sizeof(char*) * shape.ranks, options.stream>>>(
-      args, types.from, types.to, options.times);
+      args, types.from, types.to, ReceiveSlots{args.slots, options.first_slot, args.layout.SlotBytes()}, options.times);
   return cudaGetLastError();
 }
 
@@ -297,18 +298,10 @@ cudaError_t CombineReceive(const CombineReceiveArgs& args, const LaunchOptions& 
 }
 
 cudaError_t LoadCombine() {
-  constexpr auto kBfloat16 = ElementType::kBfloat16;
-  using Bfloat16 = StaticType<kBfloat16>;
-  cudaFuncAttributes attributes;
-  for (const void* kernel : {reinterpret_cast<const void*>(&CombineSendKernel<1, AnyType, AnyType>),
-                             reinterpret_cast<const void*>(&CombineSendKernel<kVector, AnyType, AnyType>),
-                             reinterpret_cast<const void*>(&CombineSendKernel<kVector, Bfloat16, Bfloat16>),
-                             reinterpret_cast<const void*>(&CombineReceiveKernel<1, AnyType, AnyType>),
-                             reinterpret_cast<const void*>(&CombineReceiveKernel<kVector, AnyType, AnyType>),
-                             reinterpret_cast<const void*>(&CombineReceiveKernel<kVector, Bfloat16, Bfloat16>)}) {
-    if (const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel); error != cudaSuccess) return error;
-  }
-  return cudaSuccess;
+  using Bfloat16 = StaticType<ElementType::kBfloat16>;
+  return Load(CombineSendKernel<1, AnyType, AnyType>, CombineSendKernel<kVector, AnyType, AnyType>,
+              CombineSendKernel<kVector, Bfloat16, Bfloat16>, CombineReceiveKernel<1, AnyType, AnyType>,
+              CombineReceiveKernel<kVector, AnyType, AnyType>, CombineReceiveKernel<kVector, Bfloat16, Bfloat16>);
 }
 
 }  // namespace jax_fabric::kernels::cuda

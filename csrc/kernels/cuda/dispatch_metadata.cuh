@@ -1,7 +1,7 @@
 // The metadata of dispatch's first messages, however its numbers were found.
 //
-// `Counts` knows, of this rank's rows: rows(rank), expert_rows(rank), local_rows(rank, expert), first_round(rank), and
-// entry_begin(t, rank), where the entries of token t begin.
+// `Counts` knows, of this rank's rows: rows(rank), expert_rows(rank), local_rows(rank, expert), first_round(rank),
+// entry_begin(t, rank), where the entries of token t begin, and is_first(experts, k), IsFirst of that token.
 #ifndef JAX_FABRIC_KERNELS_CUDA_DISPATCH_METADATA_CUH_
 #define JAX_FABRIC_KERNELS_CUDA_DISPATCH_METADATA_CUH_
 
@@ -85,10 +85,10 @@ __device__ __forceinline__ void WriteEntry(const DispatchSendArgs& args, const C
   const int32_t first_expert = rank * shape.experts_per_rank;
   int32_t before = 0;  // experts of the token at that rank that come before
   for (int32_t i = 0; i < shape.top_k; ++i) {
-    if (experts[i] >= first_expert && experts[i] < expert && IsFirst(experts, i)) ++before;
+    if (experts[i] >= first_expert && experts[i] < expert && counts.is_first(experts, i)) ++before;
   }
   args.route.slot[t * shape.top_k + k] = rank * shape.LocalTopK() + before;
-  if (!IsFirst(experts, k)) return;
+  if (!counts.is_first(experts, k)) return;
   float weight = weights[k];
   for (int32_t i = k + 1; i < shape.top_k; ++i) {
     if (experts[i] == expert) weight += weights[i];

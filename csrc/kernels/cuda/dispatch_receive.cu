@@ -107,11 +107,11 @@ __device__ int32_t NumberRows(const DispatchReceiveArgs& args, const DispatchMes
 // A block for each source and element, a warp for an expert at a time.
 __global__ void __launch_bounds__(kRowThreads)
     CountKernel(const __grid_constant__ DispatchReceiveArgs args,
-                const __grid_constant__ DispatchReceiveWorkspace workspace, KernelTimes* times) {
+                const __grid_constant__ DispatchReceiveWorkspace workspace, ReceiveSlots slots, KernelTimes* times) {
   const KernelTimer timer(times);
   const MoeShape& shape = args.layout.shape;
   const int32_t source = blockIdx.x, element = blockIdx.y;
-  const DispatchMessage message(args.layout, args.slots[source]);
+  const DispatchMessage message(args.layout, slots[source]);
   const int64_t first_token = static_cast<int64_t>(element) * args.element_rows;
   const int32_t begin = element == 0 ? 0 : message.FirstRowFrom(first_token);
   const int32_t end =
@@ -204,7 +204,8 @@ __device__ void MoveRow(const DispatchReceiveArgs& args, const RowFormat& format
 }
 
 // route.rows of a source: the call takes as many rounds as the source that needs most. By one warp.
-__device__ void NoteRounds(const DispatchReceiveArgs& args, const DispatchMessage& message, int32_t source) {
+__device__ void NoteRounds(const DispatchReceiveArgs& args, const ReceiveSlots& slots, const DispatchMessage& message,
+                           int32_t source) {
   const MoeShape& shape = args.layout.shape;
   const int32_t lane = threadIdx.x % kWarp;
   int32_t* rows = args.route.rows + static_cast<int64_t>(source) * shape.MaxRounds();
@@ -213,7 +214,7 @@ __device__ void NoteRounds(const DispatchReceiveArgs& args, const DispatchMessag
     return;
   }
   uint32_t rounds = 1;
-  for (int32_t s = lane; s < shape.ranks; s += kWarp) rounds = max(rounds, HeaderOf(args.slots[s]).rounds);
+  for (int32_t s = lane; s < shape.ranks; s += kWarp) rounds = max(rounds, HeaderOf(slots[s]).rounds);
   rounds = __reduce_max_sync(kAllLanes, rounds);
   for (int32_t round = lane; round < shape.MaxRounds(); round += kWarp) {
     rows[round] = round < static_cast<int32_t>(rounds) ? static_cast<int32_t>(message.round_rows[round]) : -1;
@@ -242,7 +243,7 @@ __device__ void Pad(const DispatchReceiveArgs& args, const DispatchReceiveWorksp
 template <int kCount>
 __global__ void __launch_bounds__(kRowThreads)
     MoveKernel(const __grid_constant__ DispatchReceiveArgs args, const __grid_constant__ RowFormat format,
-               const __grid_constant__ DispatchReceiveWorkspace workspace, KernelTimes* times) {
+               const __grid_constant__ DispatchReceiveWorkspace workspace, ReceiveSlots slots, KernelTimes* times) {
   const KernelTimer timer(times);
   const MoeShape& shape = args.layout.shape;
   const auto source = static_cast<int32_t>(blockIdx.x);
@@ -251,13 +252,13 @@ __global__ void __launch_bounds__(kRowThreads)
     return Pad(args, workspace, block * kRowThreads + threadIdx.x,
                static_cast<int64_t>(kPaddingBlocks) * gridDim.y * kRowThreads);
   }
-  const DispatchMessage message(args.layout, args.slots[source]);
+  const DispatchMessage message(args.layout, slots[source]);
   const int32_t warp = static_cast<int32_t>(blockIdx.y) * kRowWarps + static_cast<int32_t>(threadIdx.x) / kWarp;
   const int32_t warps = static_cast<int32_t>(gridDim.y) * kRowWarps;
   for (int32_t row = warp; row < message.rows; row += warps) {
     MoveRow<kCount>(args, format, workspace, message, source, row);
   }
-  if (warp == 0) NoteRounds(args, message, source);
+  if (warp == 0) NoteRounds(args, slots, message, source);
   int32_t* positions = PositionsFrom(args, source);
   const int64_t end = static_cast<int64_t>(shape.max_tokens) * shape.LocalTopK();
   for (int64_t i = static_cast<int64_t>(message.rows) * shape.LocalTopK() + blockIdx.y * kRowThreads + threadIdx.x;
@@ -271,14 +272,16 @@ cudaError_t ReceiveFirstRound(const DispatchReceiveArgs& args, const LaunchOptio
   WorkspaceParts parts(options.workspace);
   const DispatchReceiveWorkspace workspace(parts, shape, args.elements);
   const RowFormat format(args.layout, ExchangeKind::kDispatch);
-  CountKernel<<<dim3(shape.ranks, args.elements), kRowThreads, 0, options.stream>>>(args, workspace, options.times);
+  const ReceiveSlots slots{args.slots, options.first_slot, args.layout.SlotBytes()};
+  CountKernel<<<dim3(shape.ranks, args.elements), kRowThreads, 0, options.stream>>>(args, workspace, slots,
+                                                                                    options.times);
   ScanKernel<<<args.elements, kScanThreads, 0, options.stream>>>(args, workspace, options.times);
   const dim3 blocks(shape.ranks + kPaddingBlocks,
                     BlocksOfMessage(shape.ranks, shape.max_tokens, options.multiprocessors));
   if (IsVectorised(shape.hidden)) {
-    MoveKernel<kVector><<<blocks, kRowThreads, 0, options.stream>>>(args, format, workspace, options.times);
+    MoveKernel<kVector><<<blocks, kRowThreads, 0, options.stream>>>(args, format, workspace, slots, options.times);
   } else {
-    MoveKernel<1><<<blocks, kRowThreads, 0, options.stream>>>(args, format, workspace, options.times);
+    MoveKernel<1><<<blocks, kRowThreads, 0, options.stream>>>(args, format, workspace, slots, options.times);
   }
   return cudaGetLastError();
 }
@@ -300,15 +303,6 @@ cudaError_t DispatchReceive(const DispatchReceiveArgs& args, const LaunchOptions
   return RedispatchReceive(rest, options);
 }
 
-cudaError_t LoadDispatchReceive() {
-  cudaFuncAttributes attributes;
-  for (const auto kernel : {CountKernel, ScanKernel}) {
-    if (const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel); error != cudaSuccess) return error;
-  }
-  for (const auto kernel : {MoveKernel<kVector>, MoveKernel<1>}) {
-    if (const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel); error != cudaSuccess) return error;
-  }
-  return cudaSuccess;
-}
+cudaError_t LoadDispatchReceive() { return Load(CountKernel, ScanKernel, MoveKernel<kVector>, MoveKernel<1>); }
 
 }  // namespace jax_fabric::kernels::cuda

@@ -119,6 +119,7 @@ struct PlannedCounts {
     return workspace.local_rows[static_cast<int64_t>(rank) * args.layout.shape.experts_per_rank + expert];
   }
   __device__ uint32_t first_round(int32_t rank) const { return workspace.first_round[rank]; }
+  __device__ bool is_first(const int32_t* experts, int32_t k) const { return IsFirst(experts, k); }
   __device__ int32_t entry_begin(int64_t t, int32_t rank) const {
     const MoeShape& shape = args.layout.shape;
     const int64_t row = args.route.index[t * shape.ranks + rank];
@@ -187,12 +188,6 @@ cudaError_t DispatchSend(const DispatchSendArgs& args, const LaunchOptions& opti
   return SendFirstRound(args, DispatchSendWorkspace(parts, args.layout.shape), options);
 }
 
-cudaError_t LoadDispatchSend() {
-  cudaFuncAttributes attributes;
-  for (const auto kernel : {PlanKernel, RoundsKernel, MetadataKernel}) {
-    if (const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel); error != cudaSuccess) return error;
-  }
-  return cudaSuccess;
-}
+cudaError_t LoadDispatchSend() { return Load(PlanKernel, RoundsKernel, MetadataKernel); }
 
 }  // namespace jax_fabric::kernels::cuda

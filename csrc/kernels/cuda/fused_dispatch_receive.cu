@@ -46,12 +46,13 @@ struct SharedBegins {
 };
 
 // By the block. Returns how many rows there are.
-__device__ int32_t FindBegins(const DispatchReceiveArgs& args, const SharedBegins& shared, int32_t source) {
+__device__ int32_t FindBegins(const DispatchReceiveArgs& args, const ReceiveSlots& slots, const SharedBegins& shared,
+                              int32_t source) {
   const MoeShape& shape = args.layout.shape;
   const int32_t experts = shape.experts_per_rank;
   for (int32_t i = threadIdx.x; i < shape.ranks * experts; i += kRowThreads) {
     shared.counts[i] =
-        static_cast<int32_t>(At<uint32_t>(args.slots[i / experts], args.layout.LocalRowsOffset())[i % experts]);
+        static_cast<int32_t>(At<uint32_t>(slots[i / experts], args.layout.LocalRowsOffset())[i % experts]);
   }
   __syncthreads();
   const auto lane = static_cast<int32_t>(threadIdx.x % kWarp);
@@ -223,26 +224,26 @@ __device__ void PadPositions(const DispatchReceiveArgs& args, int32_t source, in
 template <int kCount, bool kWhole>
 __global__ void __launch_bounds__(kRowThreads, 4)
     FusedReceiveKernel(const __grid_constant__ DispatchReceiveArgs args, const __grid_constant__ RowFormat format,
-                       int32_t parts, KernelTimes* times) {
+                       ReceiveSlots slots, int32_t parts, KernelTimes* times) {
   const KernelTimer timer(times);
   extern __shared__ __align__(16) char memory[];
   const MoeShape& shape = args.layout.shape;
   const SharedBegins shared(memory, shape);
   const auto source = static_cast<int32_t>(blockIdx.x);
   if (source >= shape.ranks) {
-    const int32_t total = FindBegins(args, shared, source);
+    const int32_t total = FindBegins(args, slots, shared, source);
     const int64_t block = (source - shape.ranks) * static_cast<int64_t>(gridDim.y) + blockIdx.y;
     if (block == 0) WriteSizes(args, shared, total);
     return Pad(args, total < shape.capacity ? total : shape.capacity, block * kRowThreads + threadIdx.x,
                static_cast<int64_t>(kPaddingBlocks) * gridDim.y * kRowThreads);
   }
-  const Message message(args.layout, args.slots[source]);
+  const Message message(args.layout, slots[source]);
   int32_t item = static_cast<int32_t>(blockIdx.y) * kRowWarps + static_cast<int32_t>(threadIdx.x) / kWarp;
   const int32_t items = message.rows * parts;
   const int32_t warps = static_cast<int32_t>(gridDim.y) * kRowWarps;
   // The first row comes while the block finds out where it goes. Item 0 is there, if its row is no row.
   RowInFlight<kCount, kWhole> first(format, message, item < items ? item / parts : 0, item % parts);
-  FindBegins(args, shared, source);
+  FindBegins(args, slots, shared, source);
   if (item < items) first.Place(args, format, shared, message, source);
   for (item += warps; item < items; item += warps) {
     RowInFlight<kCount, kWhole>(format, message, item / parts, item % parts)
@@ -274,17 +275,13 @@ cudaError_t FusedDispatchReceive(const DispatchReceiveArgs& args, const LaunchOp
   const dim3 blocks(
       shape.ranks + kPaddingBlocks,
       BlocksOfMessage(shape.ranks + kPaddingBlocks, int64_t{shape.max_tokens} * parts, options.multiprocessors));
-  kernel<<<blocks, kRowThreads, SharedBytes(shape), options.stream>>>(args, format, parts, options.times);
+  kernel<<<blocks, kRowThreads, SharedBytes(shape), options.stream>>>(
+      args, format, {args.slots, options.first_slot, args.layout.SlotBytes()}, parts, options.times);
   return cudaGetLastError();
 }
 
 cudaError_t LoadFusedDispatchReceive() {
-  cudaFuncAttributes attributes;
-  for (const auto kernel :
-       {FusedReceiveKernel<kVector, false>, FusedReceiveKernel<kVector, true>, FusedReceiveKernel<1, true>}) {
-    if (const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel); error != cudaSuccess) return error;
-  }
-  return cudaSuccess;
+  return Load(FusedReceiveKernel<kVector, false>, FusedReceiveKernel<kVector, true>, FusedReceiveKernel<1, true>);
 }
 
 }  // namespace jax_fabric::kernels::cuda

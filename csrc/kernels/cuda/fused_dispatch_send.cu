@@ -36,6 +36,7 @@ struct SharedCounts {
   uint32_t* local;   // [E] rows of each expert: for heads
   int32_t* experts;  // [T, K]
   float* weights;    // [K] of this block's token
+  uint32_t* counts;  // [K] its choices, as counts
   int64_t bytes = 0;
 
   __host__ __device__ SharedCounts(char* base, const MoeShape& shape, int64_t t_rows) : base_(base) {
@@ -47,6 +48,7 @@ struct SharedCounts {
     local = Take<uint32_t>(int64_t{shape.ranks} * shape.experts_per_rank);
     experts = Take<int32_t>(t_rows * shape.top_k);
     weights = Take<float>(shape.top_k);
+    counts = Take<uint32_t>(shape.top_k);
   }
 
  private:
@@ -71,6 +73,7 @@ struct FusedCounts {
     return shared.local[static_cast<int64_t>(rank) * experts_per_rank + expert];
   }
   __device__ uint32_t first_round(int32_t rank) const { return rows(rank); }
+  __device__ bool is_first(const int32_t*, int32_t k) const { return shared.counts[k] != 0; }
   __device__ int32_t entry_begin(int64_t, int32_t rank) const {
     return static_cast<int32_t>(shared.before[rank] >> 16);
   }
@@ -121,33 +124,47 @@ __device__ void CountChoices(const DispatchSendArgs& args, const SharedCounts& s
   const int32_t choices = args.t_rows * shape.top_k;
   for (int32_t choice = threadIdx.x; choice < choices; choice += kSendThreads) {
     const int32_t rank = RankOf(args, shared.experts[choice]);
-    if (rank < 0) continue;
     const int32_t t = choice / shape.top_k, k = choice % shape.top_k;
+    if (t == token) shared.counts[k] = 0;
+    if (rank < 0) continue;
     const uint32_t count = CountOf(shape, shared.experts + static_cast<int64_t>(t) * shape.top_k, k, rank);
     if (count == 0) continue;
+    if (t == token) shared.counts[k] = count;
     atomicAdd(&shared.all[rank], count);
     if (t < token) atomicAdd(&shared.before[rank], count);
     if (token < 0) atomicAdd(&shared.local[shared.experts[choice]], 1u);
   }
 }
 
-// By the thread of choice k of this block's token.
-__device__ void WriteChoice(const DispatchSendArgs& args, const RowFormat& format, const SharedCounts& shared,
-                            int64_t token, int32_t k, int32_t* place_count) {
-  const SlotLayout& layout = args.layout;
-  const MoeShape& shape = layout.shape;
-  const int32_t* experts = shared.experts + token * shape.top_k;
+// By the thread of choice k of this block's token: where the row goes, if the choice is the first one of its rank.
+__device__ void FindPlace(const DispatchSendArgs& args, const RowFormat& format, const SharedCounts& shared,
+                          int64_t token, int32_t k, int32_t* place_count) {
+  const MoeShape& shape = args.layout.shape;
+  if ((shared.counts[k] & kOneRow) == 0) return;
   const FusedCounts counts{shared, shape.experts_per_rank};
-  WriteEntry(args, counts, shared.slots, experts, shared.weights, token, k);
-  const int32_t rank = RankOf(args, experts[k]);
-  if (rank < 0) return;
-  if ((CountOf(shape, experts, k, rank) & kOneRow) == 0) return;  // an earlier choice has the same rank
+  const int32_t rank = shared.experts[token * shape.top_k + k] / shape.experts_per_rank;
   const uint32_t row = shared.before[rank] & 0xffff;
-  void* slot = shared.slots[rank];
+  const int64_t payload = args.layout.DispatchPayloadOffset(counts.rows(rank), counts.expert_rows(rank));
   shared.index[rank] = static_cast<int32_t>(row);
-  At<RowMeta>(slot, layout.RowMetaOffset())[row] = RowMeta{static_cast<uint32_t>(token), shared.before[rank] >> 16};
-  const int64_t payload = layout.DispatchPayloadOffset(counts.rows(rank), counts.expert_rows(rank));
-  shared.places[atomicAdd(place_count, 1)] = At<char>(slot, payload + row * format.stride);
+  shared.places[atomicAdd(place_count, 1)] = At<char>(shared.slots[rank], payload + row * format.stride);
+}
+
+// Everything but the row, by the last threads of the block: they have less of the row.
+__device__ void WriteMetadata(const DispatchSendArgs& args, const SharedCounts& shared, int64_t token) {
+  const MoeShape& shape = args.layout.shape;
+  const FusedCounts counts{shared, shape.experts_per_rank};
+  const int32_t* experts = shared.experts + token * shape.top_k;
+  const auto thread = static_cast<int32_t>(kSendThreads - 1 - threadIdx.x);
+  for (int32_t k = thread; k < shape.top_k; k += kSendThreads) {
+    WriteEntry(args, counts, shared.slots, experts, shared.weights, token, k);
+  }
+  for (int32_t rank = thread; rank < shape.ranks; rank += kSendThreads) {
+    const int32_t row = shared.index[rank];
+    args.route.index[token * shape.ranks + rank] = row;
+    if (row < 0) continue;
+    At<RowMeta>(shared.slots[rank], args.layout.RowMetaOffset())[row] =
+        RowMeta{static_cast<uint32_t>(token), shared.before[rank] >> 16};
+  }
 }
 
 template <int kCount>
@@ -160,6 +177,15 @@ __global__ void __launch_bounds__(kSendThreads)
   const MoeShape& shape = args.layout.shape;
   const SharedCounts shared(memory, shape, args.t_rows);
   const int64_t token = static_cast<int64_t>(blockIdx.x) - kHeadBlocks;  // negative: heads
+  // What is nearly always sent is read at once, while the block finds out where to.
+  using Source = StaticType<ElementType::kBfloat16>;
+  using Batch = QuantisedBatch<kCount, Source>;
+  Batch batch;
+  const bool is_batch =
+      format.quantised && args.x_type == ElementType::kBfloat16 && format.scale_count <= Batch::kBlocks;
+  if (is_batch && token >= 0) {
+    batch.Load(format, Source(), static_cast<const uint16_t*>(args.x) + token * format.hidden, 0);
+  }
   if (threadIdx.x == 0) place_count = 0;
   LoadChoices(args, shared, token);
   __syncthreads();
@@ -174,17 +200,20 @@ __global__ void __launch_bounds__(kSendThreads)
     return;
   }
   for (int32_t k = threadIdx.x; k < shape.top_k; k += kSendThreads) {
-    WriteChoice(args, format, shared, token, k, &place_count);
+    FindPlace(args, format, shared, token, k, &place_count);
   }
   __syncthreads();
-  for (int32_t rank = threadIdx.x; rank < shape.ranks; rank += kSendThreads) {
-    args.route.index[token * shape.ranks + rank] = shared.index[rank];
-  }
   const RowSource source{args.x_type, args.x, args.scales};
   const Places places{shared.places, place_count};
-  if (place_count == 0) return;
-  SendRow<kCount>(format, source, places, token);
-  SendRest(format, source, places, token);
+  if (place_count > 0) {
+    if (is_batch) {
+      batch.Send(format, Source(), places, 0);
+    } else {
+      SendRow<kCount>(format, source, places, token);
+    }
+    SendRest(format, source, places, token);
+  }
+  WriteMetadata(args, shared, token);
 }
 
 int64_t SharedBytes(const DispatchSendArgs& args) {
@@ -207,12 +236,6 @@ cudaError_t FusedDispatchSend(const DispatchSendArgs& args, const LaunchOptions&
   return cudaGetLastError();
 }
 
-cudaError_t LoadFusedDispatchSend() {
-  cudaFuncAttributes attributes;
-  for (const auto kernel : {FusedSendKernel<kVector>, FusedSendKernel<1>}) {
-    if (const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel); error != cudaSuccess) return error;
-  }
-  return cudaSuccess;
-}
+cudaError_t LoadFusedDispatchSend() { return Load(FusedSendKernel<kVector>, FusedSendKernel<1>); }
 
 }  // namespace jax_fabric::kernels::cuda

@@ -65,6 +65,8 @@ struct Variant {
   void** slots_out;         // [N] messages of this rank
   const void** slots_in;    // [N] messages to it, of dispatch
   const void** slots_back;  // [N] of combine
+  const void* first_in;     // where the slots of each lie, one after the other
+  const void* first_back;
   float* row_weights;
   int32_t* group_sizes;
   int64_t rows_out, entries_out, rows_in, entries_in;
@@ -145,14 +147,17 @@ class Benchmark {
     v.row_weights = Allocate<float>(shape_.capacity);
     v.group_sizes = Allocate<int32_t>(shape_.experts_per_rank);
     const auto slots = [&] {
+      char* first = Allocate<char>(ranks * layout_.SlotBytes());
       std::vector<void*> all;
-      for (int64_t r = 0; r < ranks; ++r) all.push_back(Allocate<char>(layout_.SlotBytes()));
+      for (int64_t r = 0; r < ranks; ++r) all.push_back(first + r * layout_.SlotBytes());
       return all;
     };
     std::vector<void*> out = slots(), in = slots(), back = slots();
     v.slots_out = Upload(out);
     v.slots_in = const_cast<const void**>(Upload(in));
     v.slots_back = const_cast<const void**>(Upload(back));
+    v.first_in = in[0];
+    v.first_back = back[0];
     // What every rank sends to this one, which is rank 0.
     for (int64_t s = 0; s < ranks; ++s) {
       std::vector<void*> targets = out;

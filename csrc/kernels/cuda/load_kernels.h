@@ -6,6 +6,16 @@
 
 namespace jax_fabric::kernels::cuda {
 
+// Loads kernels, up to the first that cannot be.
+template <typename... Kernels>
+cudaError_t Load(Kernels*... kernels) {
+  for (const void* kernel : {reinterpret_cast<const void*>(kernels)...}) {
+    cudaFuncAttributes attributes;
+    if (const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel); error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+
 cudaError_t LoadDispatchSend();
 cudaError_t LoadDispatchReceive();
 cudaError_t LoadFusedDispatchSend();

@@ -42,6 +42,17 @@ __device__ __forceinline__ void ZeroBytes(void* base, int64_t begin, int64_t end
   for (int64_t i = from + 16 * words + thread; i < end; i += threads) *At<char>(base, i) = 0;
 }
 
+// The slots of this rank.
+struct ReceiveSlots {
+  const void* const* table;
+  const void* first;  // or null, see LaunchOptions
+  int64_t slot_bytes;
+
+  __device__ __forceinline__ const void* operator[](int64_t source) const {
+    return first != nullptr ? At<char>(first, source * slot_bytes) : table[source];
+  }
+};
+
 struct MessageContent {
   int64_t rows = 0;
   int64_t first_row = 0;

@@ -29,6 +29,9 @@ struct LaunchOptions {
   void* workspace = nullptr;
   // Of the device: how many blocks it runs at once is a multiple of it.
   int32_t multiprocessors = 132;
+  // Of receive kernels: where slot i lies, if that is `first_slot + i * SlotBytes()` for all of them; saves reading
+  // `slots`, on the device's slowest way. Null: they lie anywhere.
+  const void* first_slot = nullptr;
   // Dispatch in one launch, where it can be (fused_dispatch.h). Results are the same.
   bool fused = true;
   // On the device, or null: what the launched kernels widen. For benchmarks.

@@ -133,16 +133,16 @@ __device__ void ReceiveOne(const RedispatchReceiveArgs& args, const RowFormat& f
 template <int kCount>
 __global__ void __launch_bounds__(kRowThreads)
     ReceiveKernel(const __grid_constant__ RedispatchReceiveArgs args, const __grid_constant__ RowFormat format,
-                  KernelTimes* times) {
+                  ReceiveSlots slots, KernelTimes* times) {
   const KernelTimer timer(times);
   const MoeShape& shape = args.layout.shape;
   const int64_t source = blockIdx.x;
   const int64_t local_top_k = shape.LocalTopK();
   const IndexRange range = RowsInRound(shape, args.route, source, args.round);
-  const MessageHeader& header = HeaderOf(args.slots[source]);
+  const MessageHeader& header = HeaderOf(slots[source]);
   const int64_t sent = header.rows;
   const int64_t rows = range.size() < sent ? range.size() : sent;
-  const char* payload = At<char>(args.slots[source], args.layout.PlainPayloadOffset());
+  const char* payload = At<char>(slots[source], args.layout.PlainPayloadOffset());
   const int32_t* positions = args.route.positions + (source * shape.max_tokens + range.begin) * local_top_k;
   for (int64_t row = blockIdx.y * kRowWarps + threadIdx.x / kWarp; row < rows; row += gridDim.y * kRowWarps) {
     for (int64_t i = 0; i < local_top_k; ++i) {
@@ -184,24 +184,18 @@ cudaError_t RedispatchReceive(const RedispatchReceiveArgs& args, const LaunchOpt
     ZeroUnusedKernel<<<2 * options.multiprocessors, kRowThreads, 0, options.stream>>>(args, workspace, options.times);
   }
   const RowFormat format(args.layout, args.kind);
+  const ReceiveSlots slots{args.slots, options.first_slot, args.layout.SlotBytes()};
   const dim3 blocks(shape.ranks, BlocksOfMessage(shape.ranks, shape.MessageRows(), options.multiprocessors));
   if (IsVectorised(shape.hidden)) {
-    ReceiveKernel<kVector><<<blocks, kRowThreads, 0, options.stream>>>(args, format, options.times);
+    ReceiveKernel<kVector><<<blocks, kRowThreads, 0, options.stream>>>(args, format, slots, options.times);
   } else {
-    ReceiveKernel<1><<<blocks, kRowThreads, 0, options.stream>>>(args, format, options.times);
+    ReceiveKernel<1><<<blocks, kRowThreads, 0, options.stream>>>(args, format, slots, options.times);
   }
   return cudaGetLastError();
 }
 
 cudaError_t LoadRedispatch() {
-  cudaFuncAttributes attributes;
-  for (const void* kernel :
-       {reinterpret_cast<const void*>(&HeadKernel), reinterpret_cast<const void*>(&CountUsedKernel),
-        reinterpret_cast<const void*>(&ZeroUnusedKernel), reinterpret_cast<const void*>(&ReceiveKernel<kVector>),
-        reinterpret_cast<const void*>(&ReceiveKernel<1>)}) {
-    if (const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel); error != cudaSuccess) return error;
-  }
-  return cudaSuccess;
+  return Load(HeadKernel, CountUsedKernel, ZeroUnusedKernel, ReceiveKernel<kVector>, ReceiveKernel<1>);
 }
 
 }  // namespace jax_fabric::kernels::cuda

@@ -40,56 +40,78 @@ __device__ __forceinline__ void SendConverted(const Places& places, ElementType 
   }
 }
 
-// Blocks of a quantised row that a thread reads at once.
-inline constexpr int kBlocksAtOnce = 2;
-
-// A block of a quantised row by as many threads as have kCount of its elements each.
+// Some blocks of a row that is quantised on its way: read now, sent later. A block by as many threads as have kCount of
+// its elements each.
 template <int kCount, typename Source>
-__device__ __forceinline__ void SendQuantised(const Places& places, const RowFormat& format, const void* from,
-                                              Source source) {
-  constexpr int kGroup = kScaleBlock / kCount < kWarp ? kScaleBlock / kCount : kWarp;
-  constexpr int kPieces = kScaleBlock / (kGroup * kCount);  // of a block, for each thread
-  constexpr int kGroups = kSendThreads / kGroup;
-  const int member = threadIdx.x % kGroup;
-  const auto element = [&](int64_t block, int piece) {
-    return block * kScaleBlock + (piece * kGroup + member) * kCount;
-  };
-  // All threads of a warp stay together: they exchange what they have.
-  const int64_t end = AlignUp(format.scale_count, kGroups * kBlocksAtOnce);
-  for (int64_t first = threadIdx.x / kGroup; first < end; first += kGroups * kBlocksAtOnce) {
-    typename Source::template Loaded<kCount> loaded[kBlocksAtOnce][kPieces];
+class QuantisedBatch {
+  static constexpr int kGroup = kScaleBlock / kCount < kWarp ? kScaleBlock / kCount : kWarp;
+  static constexpr int kPieces = kScaleBlock / (kGroup * kCount);  // of a block, for each thread
+  static constexpr int kGroups = kSendThreads / kGroup;
+  static constexpr int kBlocksAtOnce = 2;  // of each thread
+
+ public:
+  static constexpr int64_t kBlocks = kGroups * kBlocksAtOnce;
+
+  // Blocks [first, first + kBlocks) of the row at `from`, as far as there are so many.
+  __device__ __forceinline__ void Load(const RowFormat& format, Source source, const void* from, int64_t first) {
 #pragma unroll
     for (int b = 0; b < kBlocksAtOnce; ++b) {
 #pragma unroll
       for (int i = 0; i < kPieces; ++i) {
-        const int64_t at = element(first + b * kGroups, i);
-        if (at < format.hidden) loaded[b][i] = source.template Fetch<kCount>(from, at);
+        const int64_t at = Element(Block(first, b), i);
+        if (at < format.hidden) loaded_[b][i] = source.template Fetch<kCount>(from, at);
       }
     }
+  }
+
+  // By all threads of the block: those of a group exchange what they have.
+  __device__ __forceinline__ void Send(const RowFormat& format, Source source, const Places& places,
+                                       int64_t first) const {
 #pragma unroll
     for (int b = 0; b < kBlocksAtOnce; ++b) {
-      const int64_t block = first + b * kGroups;
+      const int64_t block = Block(first, b);
       Floats<kCount> floats[kPieces];
       float largest = 0;
 #pragma unroll
       for (int i = 0; i < kPieces; ++i) {
-        if (element(block, i) >= format.hidden) continue;
-        floats[i] = source.template ToFloats<kCount>(loaded[b][i]);
+        if (Element(block, i) >= format.hidden) continue;
+        floats[i] = source.template ToFloats<kCount>(loaded_[b][i]);
         largest = fmaxf(largest, LargestMagnitude(floats[i]));
       }
       const BlockScale scale(LargestOf(largest, kGroup));
 #pragma unroll
       for (int i = 0; i < kPieces; ++i) {
-        const int64_t at = element(block, i);
+        const int64_t at = Element(block, i);
         if (at >= format.hidden) continue;
         const auto raw = Quantise(floats[i], scale.inverse);
         for (int place = 0; place < places.count; ++place) raw.Store(places.rows[place] + at);
       }
-      if (member != 0 || block >= format.scale_count) continue;
+      if (threadIdx.x % kGroup != 0 || block >= format.scale_count) continue;
       for (int place = 0; place < places.count; ++place) {
         At<float>(places.rows[place], format.scales_offset)[block] = scale.scale;
       }
     }
+  }
+
+ private:
+  static __device__ __forceinline__ int64_t Block(int64_t first, int b) {
+    return first + threadIdx.x / kGroup + b * kGroups;
+  }
+  static __device__ __forceinline__ int64_t Element(int64_t block, int piece) {
+    return block * kScaleBlock + (piece * kGroup + threadIdx.x % kGroup) * kCount;
+  }
+
+  typename Source::template Loaded<kCount> loaded_[kBlocksAtOnce][kPieces];
+};
+
+template <int kCount, typename Source>
+__device__ __forceinline__ void SendQuantised(const Places& places, const RowFormat& format, const void* from,
+                                              Source source) {
+  using Batch = QuantisedBatch<kCount, Source>;
+  for (int64_t first = 0; first < format.scale_count; first += Batch::kBlocks) {
+    Batch batch;
+    batch.Load(format, source, from, first);
+    batch.Send(format, source, places, first);
   }
 }
 

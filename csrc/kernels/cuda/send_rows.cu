@@ -68,10 +68,6 @@ cudaError_t LaunchSendRows(const SendRowsArgs& args, const LaunchOptions& option
   return cudaGetLastError();
 }
 
-cudaError_t LoadSendRows() {
-  cudaFuncAttributes attributes;
-  const cudaError_t error = cudaFuncGetAttributes(&attributes, SendRowsKernel<kVector>);
-  return error != cudaSuccess ? error : cudaFuncGetAttributes(&attributes, SendRowsKernel<1>);
-}
+cudaError_t LoadSendRows() { return Load(SendRowsKernel<kVector>, SendRowsKernel<1>); }
 
 }  // namespace jax_fabric::kernels::cuda

@@ -49,6 +49,7 @@ ffi::Future Combine(CallSiteState* state, int32_t device, ffi::RunId run, RankOp
     if (!out_type) return Failed(out_type.error());
     auto receive = CombineReceiveArgsOf(destination, *out_type, SendRouteOf(index, slot, token_ends), out);
     receive.layout = send.layout;
+    receive.kind = kind;
     receive.scalars = back ? out_scalars->typed_data() : nullptr;
     return Exchange(call, destination, token, kind,
                     CombineSignature(receive.t_rows, *type, send.row_weights != nullptr, back), kernels::CombineSend,

@@ -99,6 +99,7 @@ void CombineSend(const CombineSendArgs& args);
 struct CombineReceiveArgs {
   SlotLayout layout;
   int32_t round = 0;
+  ExchangeKind kind = ExchangeKind::kCombine;
   const void* const* slots = nullptr;  // [N]
   int32_t t_rows = 0;
   SendRoute route;  // in

@@ -104,7 +104,9 @@ struct SlotLayout {
   }
   constexpr int64_t RoundRowsOffset() const { return CountsOffset() + 8 * static_cast<int64_t>(shape.ranks); }
   constexpr int64_t RowMetaOffset() const { return RoundRowsOffset() + 4 * static_cast<int64_t>(shape.MaxRounds()); }
-  constexpr int64_t EntriesOffset(int64_t rows) const { return RowMetaOffset() + rows * static_cast<int64_t>(sizeof(RowMeta)); }
+  constexpr int64_t EntriesOffset(int64_t rows) const {
+    return RowMetaOffset() + rows * static_cast<int64_t>(sizeof(RowMeta));
+  }
   // Of the first message of a dispatch with that many rows and entries in all rounds.
   constexpr int64_t DispatchPayloadOffset(int64_t rows, int64_t entries) const {
     return AlignUp(EntriesOffset(rows) + entries * static_cast<int64_t>(sizeof(Entry)), 256);

@@ -385,6 +385,7 @@ World::CombineResult World::Combine(const std::vector<Array>& y, bool weighted,
     });
     ReceiveAtAll(round, KernelsUnderTest().combine_receive, [&](RankState& state, int64_t r) {
       return CombineReceiveArgs{.layout = state.layout,
+                                .kind = kind,
                                 .t_rows = state.t_rows,
                                 .route = state.send_route(),
                                 .out_type = config_.out_type,

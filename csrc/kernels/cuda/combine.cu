@@ -1,4 +1,5 @@
 // CombineSend and CombineReceive: combine, and the transpose of dispatch.
+#include <algorithm>
 #include <cstdint>
 
 #include "csrc/kernels/cuda/elements.cuh"
@@ -7,6 +8,7 @@
 #include "csrc/kernels/cuda/load_kernels.h"
 #include "csrc/kernels/cuda/message.cuh"
 #include "csrc/kernels/cuda/moe_kernels.h"
+#include "csrc/kernels/cuda/row_list.cuh"
 #include "csrc/kernels/cuda/row_moves.cuh"
 #include "csrc/kernels/moe_kernels.h"
 #include "csrc/kernels/moe_layout.h"
@@ -21,6 +23,7 @@ constexpr uint32_t kAllLanes = 0xffffffffu;
 
 // Of a row, what a warp sums at once: so many vectors for each lane.
 constexpr int32_t kPieces = 4;
+constexpr int32_t kSendBlocks = 4;  // on a multiprocessor at once
 
 // Elements [begin, end) of a row, of which a lane has every kWarp-th vector.
 template <int kCount>
@@ -64,24 +67,24 @@ struct Sum {
   }
 };
 
-// By one warp: a part of a row of a message, the sum over its positions, those that are none left out.
+// By one warp: a part of a row of a message, the sum over its positions, those that are none left out. Not inlined: few
+// rows have several terms, and the others need the registers.
 template <int kCount, typename From, typename To>
-__device__ void WriteRowPart(const CombineSendArgs& args, From from_type, To to_type, const int32_t* positions,
-                             char* to, const RowPart<kCount>& part, int32_t first_position) {
-  const SlotLayout& layout = args.layout;
-  const int64_t hidden = layout.shape.hidden;
-  const int32_t local_top_k = layout.shape.LocalTopK();
+__device__ __noinline__ void WriteSum(const CombineSendArgs& args, From from_type, To to_type, const int32_t* positions,
+                                      char* to, const RowPart<kCount>& part, int32_t first_position) {
+  const MoeShape& shape = args.layout.shape;
+  const int32_t local_top_k = shape.LocalTopK();
   const auto lane = static_cast<int32_t>(threadIdx.x % kWarp);
   const bool weighted = args.row_weights != nullptr;
   Sum<kCount> sum;
   for (int32_t base = 0; base < local_top_k; base += kWarp) {
     const int32_t mine = base == 0 ? first_position : base + lane < local_top_k ? positions[base + lane] : -1;
-    const auto position = static_cast<int32_t>(IndexBelow(mine, layout.shape.capacity));
+    const auto position = static_cast<int32_t>(IndexBelow(mine, shape.capacity));
     const float weight = weighted && position >= 0 ? args.row_weights[position] : 1.0f;
     for (uint32_t set = __ballot_sync(kAllLanes, position >= 0); set != 0; set &= set - 1) {
       const int32_t source = __ffs(set) - 1;
       const int64_t term = __shfl_sync(kAllLanes, position, source);
-      const char* row = static_cast<const char*>(args.y) + term * hidden * ElementBytes(args.y_type);
+      const char* row = static_cast<const char*>(args.y) + term * shape.hidden * ElementBytes(args.y_type);
       sum.Add(from_type, row, __shfl_sync(kAllLanes, weight, source), weighted, part, lane);
     }
   }
@@ -92,8 +95,50 @@ __device__ void WriteRowPart(const CombineSendArgs& args, From from_type, To to_
     if (sum.empty) sum.pieces[i] = Floats<kCount>{};  // its experts had no room
     to_type.template Store<kCount>(to, at, sum.pieces[i]);
   }
-  const int64_t row_bytes = hidden * ElementBytes(layout.combine_type);
-  if (part.end == hidden) ZeroRowPadding(to, row_bytes, layout.CombineRowBytes(), lane, kWarp);
+}
+
+// The same of one term.
+template <int kCount, typename From, typename To>
+__device__ __forceinline__ void WriteTerm(const CombineSendArgs& args, From from_type, To to_type, int64_t position,
+                                          char* to, const RowPart<kCount>& part) {
+  const auto lane = static_cast<int32_t>(threadIdx.x % kWarp);
+  const char* row = static_cast<const char*>(args.y) + position * args.layout.shape.hidden * ElementBytes(args.y_type);
+  const bool weighted = args.row_weights != nullptr;
+  const float weight = weighted ? args.row_weights[position] : 1.0f;
+  typename From::template Loaded<kCount> loaded[kPieces];
+#pragma unroll
+  for (int32_t i = 0; i < kPieces; ++i) {
+    if (part.At(i, lane) < part.end) loaded[i] = from_type.template Fetch<kCount>(row, part.At(i, lane));
+  }
+#pragma unroll
+  for (int32_t i = 0; i < kPieces; ++i) {
+    if (part.At(i, lane) >= part.end) continue;
+    Floats<kCount> term = from_type.template ToFloats<kCount>(loaded[i]);
+#pragma unroll
+    for (int32_t j = 0; j < kCount; ++j) {
+      if (weighted) term.value[j] *= weight;
+    }
+    to_type.template Store<kCount>(to, part.At(i, lane), term);
+  }
+}
+
+// By one warp. `first_position`: that of number `lane`.
+template <int kCount, typename From, typename To>
+__device__ __forceinline__ void WriteRowPart(const CombineSendArgs& args, From from_type, To to_type,
+                                             const int32_t* positions, char* to, const RowPart<kCount>& part,
+                                             int32_t first_position) {
+  const SlotLayout& layout = args.layout;
+  const auto position = static_cast<int32_t>(IndexBelow(first_position, layout.shape.capacity));
+  const uint32_t set = __ballot_sync(kAllLanes, position >= 0);
+  if (layout.shape.LocalTopK() <= kWarp && __popc(set) == 1) {
+    WriteTerm<kCount>(args, from_type, to_type, __shfl_sync(kAllLanes, position, __ffs(set) - 1), to, part);
+  } else {
+    WriteSum<kCount>(args, from_type, to_type, positions, to, part, first_position);
+  }
+  const int64_t row_bytes = layout.shape.hidden * ElementBytes(layout.combine_type);
+  if (part.end == layout.shape.hidden) {
+    ZeroRowPadding(to, row_bytes, layout.CombineRowBytes(), static_cast<int>(threadIdx.x % kWarp), kWarp);
+  }
 }
 
 // Of kDispatchBack, by one block.
@@ -108,40 +153,54 @@ __device__ void WriteScalars(const CombineSendArgs& args, const int32_t* positio
   }
 }
 
-// Blocks (source, y) have every gridDim.y-th batch of parts of the rows of the message to a source.
-template <int kCount, typename From, typename To>
-__global__ void __launch_bounds__(kRowThreads)
-    CombineSendKernel(const __grid_constant__ CombineSendArgs args, From from_type, To to_type, KernelTimes* times) {
-  const KernelTimer timer(times);
+// Everything but the rows of the message to a source, by one block.
+__device__ void WriteHead(const CombineSendArgs& args, int64_t source) {
   const SlotLayout& layout = args.layout;
   const MoeShape& shape = layout.shape;
-  const int64_t source = blockIdx.x;
   void* slot = args.slots[source];
   const bool with_scalars = args.kind == ExchangeKind::kDispatchBack;
   const IndexRange range = RowsInRound(shape, args.route, source, args.round);
   const int64_t rows = range.size();
-  const int32_t local_top_k = shape.LocalTopK();
-  const auto lane = static_cast<int32_t>(threadIdx.x % kWarp);
-  const int32_t* positions = args.route.positions + (source * shape.max_tokens + range.begin) * local_top_k;
-  const int64_t payload_offset = layout.PlainPayloadOffset() + (with_scalars ? layout.ScalarsBytes(rows) : 0);
-  const int64_t parts = (shape.hidden + RowPart<kCount>::kElements - 1) / RowPart<kCount>::kElements;
-  const int64_t warps = static_cast<int64_t>(gridDim.y) * kRowWarps;
-  for (int64_t item = blockIdx.y * kRowWarps + threadIdx.x / kWarp; item < shape.MessageRows() * parts; item += warps) {
-    const int64_t row = item / parts;
-    // There are positions for every row that there could be: no need to know yet how many there are.
-    const int32_t first =
-        lane < local_top_k && range.begin + row < shape.max_tokens ? positions[row * local_top_k + lane] : -1;
-    if (row >= rows) break;
-    WriteRowPart<kCount>(args, from_type, to_type, positions + row * local_top_k,
-                         At<char>(slot, payload_offset + row * layout.CombineRowBytes()),
-                         RowPart<kCount>(item % parts, shape.hidden), first);
+  if (with_scalars) {
+    const int32_t* positions = args.route.positions + (source * shape.max_tokens + range.begin) * shape.LocalTopK();
+    WriteScalars(args, positions, rows, slot);
   }
-  if (blockIdx.y != 0) return;
-  if (with_scalars) WriteScalars(args, positions, rows, slot);
   ZeroWords(slot, sizeof(MessageHeader), layout.PlainPayloadOffset(), threadIdx.x, kRowThreads);
   if (threadIdx.x != 0) return;
+  const int64_t payload_offset = layout.PlainPayloadOffset() + (with_scalars ? layout.ScalarsBytes(rows) : 0);
   WriteHeader(args.stamp, args.kind, {.rows = rows, .first_row = range.begin, .payload_offset = payload_offset}, slot);
   args.message_bytes[source] = layout.CombineMessageBytes(rows, with_scalars);
+}
+
+// Warps share out the parts of all rows.
+template <int kCount, typename From, typename To>
+__global__ void __launch_bounds__(kRowThreads, kSendBlocks)
+    CombineSendKernel(const __grid_constant__ CombineSendArgs args, From from_type, To to_type, KernelTimes* times) {
+  const KernelTimer timer(times);
+  extern __shared__ int32_t begins[];
+  const SlotLayout& layout = args.layout;
+  const MoeShape& shape = layout.shape;
+  RowList list(begins);
+  list.Fill<kRowThreads>(shape.ranks,
+                         [&](int32_t source) { return RowsInRound(shape, args.route, source, args.round).size(); });
+  const int32_t local_top_k = shape.LocalTopK();
+  const auto lane = static_cast<int32_t>(threadIdx.x % kWarp);
+  const auto parts = static_cast<int32_t>((shape.hidden + RowPart<kCount>::kElements - 1) / RowPart<kCount>::kElements);
+  const int32_t warps = static_cast<int32_t>(gridDim.x) * kRowWarps;
+  const int64_t items = static_cast<int64_t>(list.rows()) * parts;
+  for (int64_t item = blockIdx.x * kRowWarps + threadIdx.x / kWarp; item < items; item += warps) {
+    const RowInMessage place = list.Find(static_cast<int32_t>(item / parts));
+    const int64_t first_row = args.round == 0 ? 0 : RowsInRound(shape, args.route, place.message, args.round).begin;
+    const int32_t* positions =
+        args.route.positions + (int64_t{place.message} * shape.max_tokens + first_row + place.row) * local_top_k;
+    const int64_t scalars_bytes =
+        args.kind == ExchangeKind::kDispatchBack ? layout.ScalarsBytes(list.rows_of(place.message)) : 0;
+    WriteRowPart<kCount>(args, from_type, to_type, positions,
+                         At<char>(args.slots[place.message],
+                                  layout.PlainPayloadOffset() + scalars_bytes + place.row * layout.CombineRowBytes()),
+                         RowPart<kCount>(item % parts, shape.hidden), lane < local_top_k ? positions[lane] : -1);
+  }
+  for (int64_t source = blockIdx.x; source < shape.ranks; source += gridDim.x) WriteHead(args, source);
 }
 
 // ---- Receive -------------------------------------------------------------------------------------------------------
@@ -152,12 +211,26 @@ constexpr int kTokenBlocks = 8;  // on a multiprocessor at once
 // Rows of a token that are read at once.
 constexpr int kTermsAtOnce = 8;
 
-// Row of token t in the message from a rank. A message is never read past the rows that it says it has.
-__device__ __forceinline__ int64_t RowOf(const CombineReceiveArgs& args, const ReceiveSlots& slots, int64_t rank,
-                                         int64_t t) {
-  const MessageHeader& header = HeaderOf(slots[rank]);
-  const int64_t row = int64_t{args.route.index[t * args.layout.shape.ranks + rank]} - header.first_row;
-  return row >= 0 && row < header.rows ? row : -1;
+// Where the row of token t in the message from a rank is, and which one; null if there is none. A message is never read
+// past the rows that it may have.
+struct RowPlace {
+  int64_t row;
+  const char* at;
+};
+__device__ __forceinline__ RowPlace PlaceOf(const CombineReceiveArgs& args, const ReceiveSlots& slots, int64_t rank,
+                                            int64_t t) {
+  const SlotLayout& layout = args.layout;
+  const int64_t index = args.route.index[t * layout.shape.ranks + rank];
+  const void* slot = slots[rank];
+  if (args.kind == ExchangeKind::kCombine && layout.shape.MaxRounds() == 1) {
+    // All is known without a look at the header.
+    if (index < 0 || index >= layout.shape.MessageRows()) return {-1, nullptr};
+    return {index, At<char>(slot, layout.PlainPayloadOffset() + index * layout.CombineRowBytes())};
+  }
+  const MessageHeader& header = HeaderOf(slot);
+  const int64_t row = index - header.first_row;
+  if (row < 0 || row >= header.rows) return {-1, nullptr};
+  return {row, At<char>(slot, static_cast<int64_t>(header.payload_offset) + row * layout.CombineRowBytes())};
 }
 
 // By the first warp of a block: where the rows of a token are, by rising rank.
@@ -166,13 +239,9 @@ __device__ int32_t FindRows(const CombineReceiveArgs& args, const ReceiveSlots& 
   int32_t count = 0;
   for (int64_t base = 0; base < args.layout.shape.ranks; base += kWarp) {
     const int64_t rank = base + lane;
-    const int64_t row = rank < args.layout.shape.ranks ? RowOf(args, slots, rank, t) : -1;
-    const uint32_t set = __ballot_sync(kAllLanes, row >= 0);
-    if (row >= 0) {
-      const void* slot = slots[rank];
-      rows[count + __popc(set & ((1u << lane) - 1))] =
-          At<char>(slot, static_cast<int64_t>(HeaderOf(slot).payload_offset) + row * args.layout.CombineRowBytes());
-    }
+    const char* row = rank < args.layout.shape.ranks ? PlaceOf(args, slots, rank, t).at : nullptr;
+    const uint32_t set = __ballot_sync(kAllLanes, row != nullptr);
+    if (row != nullptr) rows[count + __popc(set & ((1u << lane) - 1))] = row;
     count += __popc(set);
   }
   return count;
@@ -211,7 +280,7 @@ __device__ void ReceiveScalars(const CombineReceiveArgs& args, const ReceiveSlot
     float value = 0.0f;
     if (slot >= 0) {
       const int64_t rank = slot / local_top_k;
-      const int64_t row = RowOf(args, slots, rank, t);
+      const int64_t row = PlaceOf(args, slots, rank, t).row;
       const auto* scalars = At<float>(slots[rank], args.layout.PlainPayloadOffset());
       if (row >= 0) value = scalars[row * local_top_k + slot % local_top_k];
     }
@@ -249,8 +318,11 @@ template <int kCount, typename Types>
 cudaError_t LaunchSend(const CombineSendArgs& args, const LaunchOptions& options, Types types) {
   const MoeShape& shape = args.layout.shape;
   const int64_t parts = (shape.hidden + RowPart<kCount>::kElements - 1) / RowPart<kCount>::kElements;
-  const dim3 blocks(shape.ranks, BlocksOfMessage(shape.ranks, shape.MessageRows() * parts, options.multiprocessors));
-  CombineSendKernel<kCount><<<blocks, kRowThreads, 0, options.stream>>>(args, types.from, types.to, options.times);
+  const int64_t most = int64_t{shape.ranks} * shape.MessageRows() * parts;
+  const auto blocks = static_cast<uint32_t>(
+      std::min<int64_t>(int64_t{kSendBlocks} * options.multiprocessors, (most + kRowWarps - 1) / kRowWarps));
+  CombineSendKernel<kCount><<<blocks, kRowThreads, RowList::SharedBytes(shape.ranks), options.stream>>>(
+      args, types.from, types.to, options.times);
   return cudaGetLastError();
 }
 

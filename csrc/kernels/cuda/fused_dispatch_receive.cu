@@ -1,4 +1,4 @@
-// DispatchReceive in one launch: blocks of a source find out where its rows go from the messages' own counts.
+// DispatchReceive in one launch: every block finds out where rows go from the messages' own counts.
 #include <algorithm>
 #include <cstdint>
 
@@ -11,6 +11,7 @@
 #include "csrc/kernels/cuda/message.cuh"
 #include "csrc/kernels/cuda/receive_row.cuh"
 #include "csrc/kernels/cuda/row_format.h"
+#include "csrc/kernels/cuda/row_list.cuh"
 #include "csrc/kernels/moe_kernels.h"
 #include "csrc/kernels/moe_layout.h"
 
@@ -21,51 +22,49 @@ constexpr uint32_t kAllLanes = 0xffffffffu;
 // A row's entries are found among those of all rows before it, which must be few.
 constexpr int32_t kMostTokens = 256;
 constexpr int64_t kMostSharedBytes = 40 << 10;
-// Blocks without a message, for each batch of parts.
-constexpr int32_t kPaddingBlocks = 1;
+constexpr int32_t kBlocks = 4;  // on a multiprocessor at once
 // Of a row, what a warp moves at once: so many pieces of 16 bytes for each lane.
 constexpr int32_t kPieces = 4;
 constexpr int64_t kPartBytes = kPieces * kWarp * 16;
 
 // In shared memory.
 struct SharedBegins {
+  int32_t* rows;    // [N + 1] of a RowList
   int32_t* counts;  // [N, experts_per_rank] rows of each source for each expert
-  int32_t* before;  // [experts_per_rank] rows of an expert from sources before this block's
   int32_t* totals;  // [experts_per_rank] rows of an expert from all sources
   int32_t* begins;  // [experts_per_rank] position of the expert's first row
   int64_t bytes;
 
   __host__ __device__ SharedBegins(char* base, const MoeShape& shape) {
     const int64_t experts = shape.experts_per_rank;
-    counts = reinterpret_cast<int32_t*>(base);
-    before = counts + shape.ranks * experts;
-    totals = before + experts;
+    rows = reinterpret_cast<int32_t*>(base);
+    counts = rows + shape.ranks + 1;
+    totals = counts + shape.ranks * experts;
     begins = totals + experts;
-    bytes = 4 * (shape.ranks * experts + 3 * experts);
+    bytes = 4 * (shape.ranks + 1 + shape.ranks * experts + 2 * experts);
   }
 };
 
-// By the block. Returns how many rows there are.
-__device__ int32_t FindBegins(const DispatchReceiveArgs& args, const ReceiveSlots& slots, const SharedBegins& shared,
-                              int32_t source) {
+// By the block: reads all sources' counts.
+__device__ void LoadCounts(const DispatchReceiveArgs& args, const ReceiveSlots& slots, const SharedBegins& shared) {
   const MoeShape& shape = args.layout.shape;
   const int32_t experts = shape.experts_per_rank;
   for (int32_t i = threadIdx.x; i < shape.ranks * experts; i += kRowThreads) {
     shared.counts[i] =
         static_cast<int32_t>(At<uint32_t>(slots[i / experts], args.layout.LocalRowsOffset())[i % experts]);
   }
-  __syncthreads();
+}
+
+// By the block, after LoadCounts. Returns how many rows there are.
+__device__ int32_t FindBegins(const DispatchReceiveArgs& args, const SharedBegins& shared) {
+  const MoeShape& shape = args.layout.shape;
+  const int32_t experts = shape.experts_per_rank;
   const auto lane = static_cast<int32_t>(threadIdx.x % kWarp);
   for (int32_t expert = threadIdx.x / kWarp; expert < experts; expert += kRowWarps) {
-    int32_t before = 0, total = 0;
-    for (int32_t s = lane; s < shape.ranks; s += kWarp) {
-      const int32_t count = shared.counts[s * experts + expert];
-      total += count;
-      if (s < source) before += count;
-    }
-    before = __reduce_add_sync(kAllLanes, before);
+    int32_t total = 0;
+    for (int32_t s = lane; s < shape.ranks; s += kWarp) total += shared.counts[s * experts + expert];
     total = __reduce_add_sync(kAllLanes, total);
-    if (lane == 0) shared.before[expert] = before, shared.totals[expert] = total;
+    if (lane == 0) shared.totals[expert] = total;
   }
   __syncthreads();
   int32_t so_far = 0;
@@ -77,6 +76,14 @@ __device__ int32_t FindBegins(const DispatchReceiveArgs& args, const ReceiveSlot
   }
   __syncthreads();
   return so_far;
+}
+
+// By one warp: where the rows of an expert from a source begin.
+__device__ __forceinline__ int32_t BeginOf(const SharedBegins& shared, int32_t experts, uint32_t expert, int32_t source,
+                                           int32_t lane) {
+  int32_t before = 0;
+  for (int32_t s = lane; s < source; s += kWarp) before += shared.counts[s * experts + static_cast<int32_t>(expert)];
+  return shared.begins[expert] + __reduce_add_sync(kAllLanes, before);
 }
 
 // By one block of the launch.
@@ -92,7 +99,7 @@ __device__ void WriteSizes(const DispatchReceiveArgs& args, const SharedBegins& 
   }
 }
 
-// What no row goes to, by all threads of the blocks that have no message.
+// What no row goes to, by all threads of the launch.
 __device__ void Pad(const DispatchReceiveArgs& args, int64_t used, int64_t thread, int64_t threads) {
   const MoeShape& shape = args.layout.shape;
   const int64_t row_bytes = shape.hidden * ElementBytes(args.tokens_type);
@@ -125,10 +132,13 @@ struct RowPieces {
   }
 };
 
-// By one warp: how many of the entries [0, end) are of an expert.
-__device__ __forceinline__ int32_t CountBefore(const Entry* entries, int32_t end, uint32_t expert, int32_t lane) {
-  int32_t count = 0;
-  for (int32_t base = 0; base < end; base += kWarp) {
+constexpr Entry kNoEntry = {0xffffffffu, 0};
+
+// By one warp: how many of the entries [0, end) are of an expert. `first`: entry `lane` of them.
+__device__ __forceinline__ int32_t CountBefore(const Entry* entries, const Entry& first, int32_t end, uint32_t expert,
+                                               int32_t lane) {
+  int32_t count = __popc(__ballot_sync(kAllLanes, lane < end && first.local_expert == expert));
+  for (int32_t base = kWarp; base < end; base += kWarp) {
     const int32_t i = base + lane;
     count += __popc(__ballot_sync(kAllLanes, i < end && entries[i].local_expert == expert));
   }
@@ -159,6 +169,7 @@ class RowInFlight {
   __device__ RowInFlight(const RowFormat& format, const Message& message, int32_t row, int32_t part)
       : row_(row), part_(part), from_(message.payload + row * format.stride), lane_(threadIdx.x % kWarp) {
     if constexpr (!kWhole) pieces_.Load(from_, part, format.hidden * ElementBytes(format.type), lane_);
+    first_entry_ = lane_ < message.expert_rows ? message.entries[lane_] : kNoEntry;
     begin_ = static_cast<int32_t>(message.meta[row].entry_begin);
     end_ = row + 1 < message.rows ? static_cast<int32_t>(message.meta[row + 1].entry_begin) : message.expert_rows;
   }
@@ -170,9 +181,9 @@ class RowInFlight {
     const int32_t local_top_k = shape.LocalTopK();
     int32_t* positions = args.route.positions + (static_cast<int64_t>(source) * shape.max_tokens + row_) * local_top_k;
     for (int32_t i = 0; i < end_ - begin_; ++i) {
-      const Entry entry = message.entries[begin_ + i];
-      const int32_t number = CountBefore(message.entries, begin_, entry.local_expert, lane_);
-      const int32_t position = shared.begins[entry.local_expert] + shared.before[entry.local_expert] + number;
+      const Entry entry = EntryAt(message, begin_ + i);
+      const int32_t number = CountBefore(message.entries, first_entry_, begin_, entry.local_expert, lane_);
+      const int32_t position = BeginOf(shared, shape.experts_per_rank, entry.local_expert, source, lane_) + number;
       const bool fits = position < shape.capacity;
       if (part_ == 0 && lane_ == 0) {
         positions[i] = fits ? position : -1;
@@ -200,57 +211,63 @@ class RowInFlight {
     }
   }
 
+  // By all lanes: each has one of the first entries already.
+  __device__ __forceinline__ Entry EntryAt(const Message& message, int32_t i) const {
+    if (i >= kWarp) return message.entries[i];
+    return {__shfl_sync(kAllLanes, first_entry_.local_expert, i), __shfl_sync(kAllLanes, first_entry_.weight, i)};
+  }
+
   const int32_t row_;
   const int32_t part_;
   const char* const from_;
   const int32_t lane_;
   RowPieces pieces_;
+  Entry first_entry_;
   int32_t begin_;
   int32_t end_;
 };
 
-// What lies behind the rows of a message in route.positions.
+// What lies behind the rows of a message in route.positions; and route.rows.
 __device__ void PadPositions(const DispatchReceiveArgs& args, int32_t source, int32_t rows) {
   const MoeShape& shape = args.layout.shape;
   int32_t* positions = args.route.positions + static_cast<int64_t>(source) * shape.max_tokens * shape.LocalTopK();
-  const int64_t end = static_cast<int64_t>(shape.max_tokens) * shape.LocalTopK();
-  for (int64_t i = static_cast<int64_t>(rows) * shape.LocalTopK() + blockIdx.y * kRowThreads + threadIdx.x; i < end;
-       i += static_cast<int64_t>(gridDim.y) * kRowThreads) {
-    positions[i] = -1;
-  }
+  const int32_t end = shape.max_tokens * shape.LocalTopK();
+  for (int32_t i = rows * shape.LocalTopK() + threadIdx.x; i < end; i += kRowThreads) positions[i] = -1;
+  if (threadIdx.x == 0) args.route.rows[source] = rows;
 }
 
-// Blocks (source, y) have every gridDim.y-th batch of parts of a message's rows; blocks (N + x, y) have the padding.
+// Warps share out the parts of all rows; blocks of them the rest.
 template <int kCount, bool kWhole>
-__global__ void __launch_bounds__(kRowThreads, 4)
+__global__ void __launch_bounds__(kRowThreads, kBlocks)
     FusedReceiveKernel(const __grid_constant__ DispatchReceiveArgs args, const __grid_constant__ RowFormat format,
                        ReceiveSlots slots, int32_t parts, KernelTimes* times) {
   const KernelTimer timer(times);
   extern __shared__ __align__(16) char memory[];
   const MoeShape& shape = args.layout.shape;
   const SharedBegins shared(memory, shape);
-  const auto source = static_cast<int32_t>(blockIdx.x);
-  if (source >= shape.ranks) {
-    const int32_t total = FindBegins(args, slots, shared, source);
-    const int64_t block = (source - shape.ranks) * static_cast<int64_t>(gridDim.y) + blockIdx.y;
-    if (block == 0) WriteSizes(args, shared, total);
-    return Pad(args, total < shape.capacity ? total : shape.capacity, block * kRowThreads + threadIdx.x,
-               static_cast<int64_t>(kPaddingBlocks) * gridDim.y * kRowThreads);
-  }
-  const Message message(args.layout, slots[source]);
-  int32_t item = static_cast<int32_t>(blockIdx.y) * kRowWarps + static_cast<int32_t>(threadIdx.x) / kWarp;
-  const int32_t items = message.rows * parts;
-  const int32_t warps = static_cast<int32_t>(gridDim.y) * kRowWarps;
-  // The first row comes while the block finds out where it goes. Item 0 is there, if its row is no row.
-  RowInFlight<kCount, kWhole> first(format, message, item < items ? item / parts : 0, item % parts);
-  FindBegins(args, slots, shared, source);
-  if (item < items) first.Place(args, format, shared, message, source);
+  LoadCounts(args, slots, shared);
+  RowList list(shared.rows);
+  list.Fill<kRowThreads>(shape.ranks, [&](int32_t source) { return HeaderOf(slots[source]).rows; });
+  int32_t item = static_cast<int32_t>(blockIdx.x) * kRowWarps + static_cast<int32_t>(threadIdx.x) / kWarp;
+  const int32_t items = list.rows() * parts;
+  const int32_t warps = static_cast<int32_t>(gridDim.x) * kRowWarps;
+  // The first row comes while the block finds out where it goes. A warp without one reads what is there.
+  const RowInMessage place = item < items ? list.Find(item / parts) : RowInMessage{0, 0};
+  const Message message(args.layout, slots[place.message]);
+  RowInFlight<kCount, kWhole> first(format, message, place.row, item % parts);
+  const int32_t total = FindBegins(args, shared);
+  if (item < items) first.Place(args, format, shared, message, place.message);
   for (item += warps; item < items; item += warps) {
-    RowInFlight<kCount, kWhole>(format, message, item / parts, item % parts)
-        .Place(args, format, shared, message, source);
+    const RowInMessage next = list.Find(item / parts);
+    const Message of(args.layout, slots[next.message]);
+    RowInFlight<kCount, kWhole>(format, of, next.row, item % parts).Place(args, format, shared, of, next.message);
   }
-  if (blockIdx.y == 0 && threadIdx.x == 0) args.route.rows[source] = message.rows;
-  PadPositions(args, source, message.rows);
+  if (blockIdx.x == 0) WriteSizes(args, shared, total);
+  for (int32_t source = blockIdx.x; source < shape.ranks; source += gridDim.x) {
+    PadPositions(args, source, list.rows_of(source));
+  }
+  Pad(args, total < shape.capacity ? total : shape.capacity, blockIdx.x * kRowThreads + threadIdx.x,
+      int64_t{gridDim.x} * kRowThreads);
 }
 
 int64_t SharedBytes(const MoeShape& shape) { return SharedBegins(nullptr, shape).bytes; }
@@ -272,9 +289,9 @@ cudaError_t FusedDispatchReceive(const DispatchReceiveArgs& args, const LaunchOp
   const auto kernel = in_parts                     ? FusedReceiveKernel<kVector, false>
                       : IsVectorised(shape.hidden) ? FusedReceiveKernel<kVector, true>
                                                    : FusedReceiveKernel<1, true>;
-  const dim3 blocks(
-      shape.ranks + kPaddingBlocks,
-      BlocksOfMessage(shape.ranks + kPaddingBlocks, int64_t{shape.max_tokens} * parts, options.multiprocessors));
+  const int64_t most = int64_t{shape.ranks} * shape.max_tokens * parts;
+  const auto blocks = static_cast<uint32_t>(
+      std::min<int64_t>(int64_t{kBlocks} * options.multiprocessors, (most + kRowWarps - 1) / kRowWarps));
   kernel<<<blocks, kRowThreads, SharedBytes(shape), options.stream>>>(
       args, format, {args.slots, options.first_slot, args.layout.SlotBytes()}, parts, options.times);
   return cudaGetLastError();

@@ -80,6 +80,7 @@ struct FusedCounts {
 };
 
 // Everything that a block reads but its row, at once. `token`: -1 for a block of heads.
+template <bool kPrefetch>
 __device__ void LoadChoices(const DispatchSendArgs& args, const SharedCounts& shared, int64_t token) {
   const MoeShape& shape = args.layout.shape;
   const int64_t choices = static_cast<int64_t>(args.t_rows) * shape.top_k;
@@ -97,6 +98,7 @@ __device__ void LoadChoices(const DispatchSendArgs& args, const SharedCounts& sh
   for (int64_t k = threadIdx.x; k < shape.top_k; k += kSendThreads) {
     shared.weights[k] = args.weights[token * shape.top_k + k];
   }
+  if (!kPrefetch) return;
   // The row comes while choices are counted.
   const int64_t row_bytes = shape.hidden * ElementBytes(args.x_type);
   const char* row = static_cast<const char*>(args.x) + token * row_bytes;
@@ -167,7 +169,17 @@ __device__ void WriteMetadata(const DispatchSendArgs& args, const SharedCounts& 
   }
 }
 
-template <int kCount>
+// What is nearly always sent: bfloat16, quantised on its way, in rows that a block can hold.
+using BatchSource = StaticType<ElementType::kBfloat16>;
+using Batch = QuantisedBatch<kVector, BatchSource>;
+
+bool IsBatch(const DispatchSendArgs& args) {
+  return args.layout.quantised && args.x_type == ElementType::kBfloat16 && IsVectorised(args.layout.shape.hidden) &&
+         args.layout.ScalesOfRow() <= Batch::kBlocks;
+}
+
+// kBatch: IsBatch; a kernel of its own, since code that is jumped over takes time to be fetched.
+template <int kCount, bool kBatch>
 __global__ void __launch_bounds__(kSendThreads)
     FusedSendKernel(const __grid_constant__ DispatchSendArgs args, const __grid_constant__ RowFormat format,
                     KernelTimes* times) {
@@ -177,17 +189,13 @@ __global__ void __launch_bounds__(kSendThreads)
   const MoeShape& shape = args.layout.shape;
   const SharedCounts shared(memory, shape, args.t_rows);
   const int64_t token = static_cast<int64_t>(blockIdx.x) - kHeadBlocks;  // negative: heads
-  // What is nearly always sent is read at once, while the block finds out where to.
-  using Source = StaticType<ElementType::kBfloat16>;
-  using Batch = QuantisedBatch<kCount, Source>;
-  Batch batch;
-  const bool is_batch =
-      format.quantised && args.x_type == ElementType::kBfloat16 && format.scale_count <= Batch::kBlocks;
-  if (is_batch && token >= 0) {
-    batch.Load(format, Source(), static_cast<const uint16_t*>(args.x) + token * format.hidden, 0);
+  [[maybe_unused]] Batch batch;
+  // The row is read while the block finds out where it goes.
+  if (kBatch && token >= 0) {
+    batch.Load(format, BatchSource(), static_cast<const uint16_t*>(args.x) + token * format.hidden, 0);
   }
   if (threadIdx.x == 0) place_count = 0;
-  LoadChoices(args, shared, token);
+  LoadChoices<!kBatch>(args, shared, token);
   __syncthreads();
   CountChoices(args, shared, token);
   __syncthreads();
@@ -205,14 +213,12 @@ __global__ void __launch_bounds__(kSendThreads)
   __syncthreads();
   const RowSource source{args.x_type, args.x, args.scales};
   const Places places{shared.places, place_count};
-  if (place_count > 0) {
-    if (is_batch) {
-      batch.Send(format, Source(), places, 0);
-    } else {
-      SendRow<kCount>(format, source, places, token);
-    }
-    SendRest(format, source, places, token);
+  if (kBatch) {
+    batch.Send(format, BatchSource(), places, 0);
+  } else if (place_count > 0) {
+    SendRow<kCount>(format, source, places, token);
   }
+  SendRest(format, source, places, token);
   WriteMetadata(args, shared, token);
 }
 
@@ -231,11 +237,15 @@ bool CanFuseDispatchSend(const DispatchSendArgs& args) {
 cudaError_t FusedDispatchSend(const DispatchSendArgs& args, const LaunchOptions& options) {
   const RowFormat format(args.layout, ExchangeKind::kDispatch);
   const auto blocks = static_cast<uint32_t>(kHeadBlocks + args.t_rows);
-  const auto kernel = IsVectorised(format.hidden) ? FusedSendKernel<kVector> : FusedSendKernel<1>;
+  const auto kernel = IsBatch(args)                 ? FusedSendKernel<kVector, true>
+                      : IsVectorised(format.hidden) ? FusedSendKernel<kVector, false>
+                                                    : FusedSendKernel<1, false>;
   kernel<<<blocks, kSendThreads, SharedBytes(args), options.stream>>>(args, format, options.times);
   return cudaGetLastError();
 }
 
-cudaError_t LoadFusedDispatchSend() { return Load(FusedSendKernel<kVector>, FusedSendKernel<1>); }
+cudaError_t LoadFusedDispatchSend() {
+  return Load(FusedSendKernel<kVector, true>, FusedSendKernel<kVector, false>, FusedSendKernel<1, false>);
+}
 
 }  // namespace jax_fabric::kernels::cuda

@@ -18,15 +18,18 @@ __device__ __forceinline__ uint64_t GlobalTimerNs() {
 class KernelTimer {
  public:
   explicit __device__ __forceinline__ KernelTimer(KernelTimes* times) : times_(times) {
-    if (times_ != nullptr && threadIdx.x == 0) Note(&times_->first_begin_ns, false);
+    if (times_ != nullptr && threadIdx.x == 0) Note(&Place().first_begin_ns, false);
   }
   __device__ __forceinline__ ~KernelTimer() {
     if (times_ == nullptr) return;
     __threadfence();  // what was stored counts
-    if (threadIdx.x % 32 == 0) Note(&times_->last_end_ns, true);
+    if (threadIdx.x % 32 == 0) Note(&Place().last_end_ns, true);
   }
 
  private:
+  __device__ __forceinline__ KernelTimes::Place& Place() const {
+    return times_->places[(blockIdx.x + blockIdx.y * gridDim.x) % KernelTimes::kPlaces];
+  }
   static __device__ __forceinline__ void Note(uint64_t* time_ns, bool latest) {
     auto* word = reinterpret_cast<unsigned long long*>(time_ns);
     const unsigned long long now = GlobalTimerNs();

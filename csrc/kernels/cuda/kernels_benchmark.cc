@@ -250,7 +250,7 @@ class Benchmark {
       Check(cudaStreamSynchronize(options_.stream));
       if (i < 2) continue;
       for (const KernelTimes& time : Fetch(times, kVariants)) {
-        all.us.push_back(static_cast<double>(time.last_end_ns - time.first_begin_ns) * 1e-3);
+        all.us.push_back(static_cast<double>(time.duration_ns()) * 1e-3);
       }
     }
     Check(cudaGraphExecDestroy(executable));

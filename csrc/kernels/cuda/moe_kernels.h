@@ -17,10 +17,24 @@
 
 namespace jax_fabric::kernels::cuda {
 
-// Nanoseconds of the device's global timer.
+// Nanoseconds of the device's global timer. Blocks share a few places: one for all would make them wait for each other,
+// for longer than some kernels take.
 struct KernelTimes {
-  uint64_t first_begin_ns = UINT64_MAX;  // of the first block
-  uint64_t last_end_ns = 0;              // of the last one, its stores included
+  struct alignas(32) Place {
+    uint64_t first_begin_ns = UINT64_MAX;  // of the first block
+    uint64_t last_end_ns = 0;              // of the last one, its stores included
+  };
+  static constexpr uint32_t kPlaces = 128;
+  Place places[kPlaces];
+
+  int64_t duration_ns() const {
+    Place all;
+    for (const Place& place : places) {
+      if (place.first_begin_ns < all.first_begin_ns) all.first_begin_ns = place.first_begin_ns;
+      if (place.last_end_ns > all.last_end_ns) all.last_end_ns = place.last_end_ns;
+    }
+    return static_cast<int64_t>(all.last_end_ns - all.first_begin_ns);
+  }
 };
 
 struct LaunchOptions {

@@ -225,6 +225,7 @@ std::unique_ptr<KernelOperation> KernelLayer::MakeCombine(int32_t r, const CallS
                                       .cache_bytes = cache_bytes};
   Array& out = back ? rank.back : rank.combined;
   const kernels::CombineReceiveArgs receive{.layout = state.layout,
+                                            .kind = kind,
                                             .t_rows = state.t_rows,
                                             .route = state.send_route(),
                                             .out_type = out.type(),

@@ -28,72 +28,68 @@ constexpr int32_t kSendBlocks = 4;  // on a multiprocessor at once
 // Elements [begin, end) of a row, of which a lane has every kWarp-th vector.
 template <int kCount>
 struct RowPart {
-  static constexpr int64_t kElements = int64_t{kPieces} * kWarp * kCount;
+  static constexpr int32_t kElements = kPieces * kWarp * kCount;
 
-  int64_t begin;
-  int64_t end;
+  int32_t begin;
+  int32_t end;
 
-  __device__ RowPart(int64_t part, int64_t hidden) : begin(part * kElements), end(min(begin + kElements, hidden)) {}
-  __device__ __forceinline__ int64_t At(int32_t piece, int32_t lane) const {
+  __device__ RowPart(int32_t part, int32_t hidden) : begin(part * kElements), end(min(begin + kElements, hidden)) {}
+  __device__ __forceinline__ int32_t At(int32_t piece, int32_t lane) const {
     return begin + (piece * kWarp + lane) * kCount;
   }
 };
 
-// A lane's part of a sum of rows, each times a weight; from left to right, starting with the first of them.
-template <int kCount>
-struct Sum {
-  Floats<kCount> pieces[kPieces];
-  bool empty = true;
-
-  template <typename From>
-  __device__ __forceinline__ void Add(From type, const char* row, float weight, bool weighted,
-                                      const RowPart<kCount>& part, int32_t lane) {
-    typename From::template Loaded<kCount> loaded[kPieces];
-#pragma unroll
-    for (int32_t i = 0; i < kPieces; ++i) {
-      if (part.At(i, lane) < part.end) loaded[i] = type.template Fetch<kCount>(row, part.At(i, lane));
-    }
-#pragma unroll
-    for (int32_t i = 0; i < kPieces; ++i) {
-      if (part.At(i, lane) >= part.end) continue;
-      Floats<kCount> term = type.template ToFloats<kCount>(loaded[i]);
-#pragma unroll
-      for (int32_t j = 0; j < kCount; ++j) {
-        if (weighted) term.value[j] *= weight;
-        pieces[i].value[j] = empty ? term.value[j] : pieces[i].value[j] + term.value[j];
-      }
-    }
-    empty = false;
-  }
-};
-
-// By one warp: a part of a row of a message, the sum over its positions, those that are none left out. Not inlined: few
-// rows have several terms, and the others need the registers.
+// By one warp: a part of a row of a message, the sum over its positions, those that are none left out; from left to
+// right, starting with the first of them. One vector after the other: few rows have several terms, and the others need
+// the registers.
 template <int kCount, typename From, typename To>
-__device__ __noinline__ void WriteSum(const CombineSendArgs& args, From from_type, To to_type, const int32_t* positions,
-                                      char* to, const RowPart<kCount>& part, int32_t first_position) {
+__device__ __forceinline__ void WriteSum(const CombineSendArgs& args, From from_type, To to_type,
+                                         const int32_t* positions, char* to, const RowPart<kCount>& part,
+                                         int32_t first_position) {
+  constexpr int32_t kTermsAtOnce = 4;
   const MoeShape& shape = args.layout.shape;
   const int32_t local_top_k = shape.LocalTopK();
   const auto lane = static_cast<int32_t>(threadIdx.x % kWarp);
+  const int64_t row_bytes = shape.hidden * ElementBytes(args.y_type);
   const bool weighted = args.row_weights != nullptr;
-  Sum<kCount> sum;
-  for (int32_t base = 0; base < local_top_k; base += kWarp) {
-    const int32_t mine = base == 0 ? first_position : base + lane < local_top_k ? positions[base + lane] : -1;
-    const auto position = static_cast<int32_t>(IndexBelow(mine, shape.capacity));
-    const float weight = weighted && position >= 0 ? args.row_weights[position] : 1.0f;
-    for (uint32_t set = __ballot_sync(kAllLanes, position >= 0); set != 0; set &= set - 1) {
-      const int32_t source = __ffs(set) - 1;
-      const int64_t term = __shfl_sync(kAllLanes, position, source);
-      const char* row = static_cast<const char*>(args.y) + term * shape.hidden * ElementBytes(args.y_type);
-      sum.Add(from_type, row, __shfl_sync(kAllLanes, weight, source), weighted, part, lane);
-    }
-  }
+#pragma unroll 1
+  for (int32_t at = part.At(0, lane); at - lane * kCount < part.end; at += kWarp * kCount) {
+    Floats<kCount> sum{};  // of no terms: its experts had no room
+    bool empty = true;
+    for (int32_t base = 0; base < local_top_k; base += kWarp) {
+      const int32_t mine = base == 0 ? first_position : base + lane < local_top_k ? positions[base + lane] : -1;
+      const auto position = static_cast<int32_t>(IndexBelow(mine, shape.capacity));
+      const float weight = weighted && position >= 0 ? args.row_weights[position] : 1.0f;
+      for (uint32_t set = __ballot_sync(kAllLanes, position >= 0); set != 0;) {
+        typename From::template Loaded<kCount> loaded[kTermsAtOnce];
+        float weights[kTermsAtOnce];
+        int32_t count = 0;
 #pragma unroll
-  for (int32_t i = 0; i < kPieces; ++i) {
-    const int64_t at = part.At(i, lane);
-    if (at >= part.end) continue;
-    if (sum.empty) sum.pieces[i] = Floats<kCount>{};  // its experts had no room
-    to_type.template Store<kCount>(to, at, sum.pieces[i]);
+        for (int32_t i = 0; i < kTermsAtOnce; ++i) {
+          if (set == 0) continue;
+          const int32_t source = __ffs(set) - 1;
+          const int64_t term = __shfl_sync(kAllLanes, position, source);
+          weights[i] = __shfl_sync(kAllLanes, weight, source);
+          if (at < part.end) {
+            loaded[i] = from_type.template Fetch<kCount>(static_cast<const char*>(args.y) + term * row_bytes, at);
+          }
+          set &= set - 1;
+          ++count;
+        }
+#pragma unroll
+        for (int32_t i = 0; i < kTermsAtOnce; ++i) {
+          if (i >= count || at >= part.end) continue;
+          Floats<kCount> term = from_type.template ToFloats<kCount>(loaded[i]);
+#pragma unroll
+          for (int32_t j = 0; j < kCount; ++j) {
+            if (weighted) term.value[j] *= weights[i];
+            sum.value[j] = empty ? term.value[j] : sum.value[j] + term.value[j];
+          }
+          empty = false;
+        }
+      }
+    }
+    if (at < part.end) to_type.template Store<kCount>(to, at, sum);
   }
 }
 
@@ -185,10 +181,10 @@ __global__ void __launch_bounds__(kRowThreads, kSendBlocks)
                          [&](int32_t source) { return RowsInRound(shape, args.route, source, args.round).size(); });
   const int32_t local_top_k = shape.LocalTopK();
   const auto lane = static_cast<int32_t>(threadIdx.x % kWarp);
-  const auto parts = static_cast<int32_t>((shape.hidden + RowPart<kCount>::kElements - 1) / RowPart<kCount>::kElements);
-  const int32_t warps = static_cast<int32_t>(gridDim.x) * kRowWarps;
-  const int64_t items = static_cast<int64_t>(list.rows()) * parts;
-  for (int64_t item = blockIdx.x * kRowWarps + threadIdx.x / kWarp; item < items; item += warps) {
+  const int32_t parts = (shape.hidden - 1) / RowPart<kCount>::kElements + 1;
+  const uint32_t warps = gridDim.x * kRowWarps;
+  const uint32_t items = static_cast<uint32_t>(list.rows()) * parts;
+  for (uint32_t item = blockIdx.x * kRowWarps + threadIdx.x / kWarp; item < items; item += warps) {
     const RowInMessage place = list.Find(static_cast<int32_t>(item / parts));
     const int64_t first_row = args.round == 0 ? 0 : RowsInRound(shape, args.route, place.message, args.round).begin;
     const int32_t* positions =

@@ -5,10 +5,34 @@ Everything that is not named here passes through to the underlying rule unchange
 
 load("@rules_cc//cc:defs.bzl", "cc_binary", "cc_library", "cc_test")
 load("//bazel:copts.bzl", "JF_COPTS", "JF_LINKOPTS")
+load("//bazel:unity.bzl", "unity_source")
 
-def jf_cc_library(name, copts = [], linkopts = [], **kwargs):
+_UNITY_ENABLED = str(Label("//:unity_enabled"))
+
+def _unity(name, srcs, testonly):
+    """Returns srcs and textual headers of a library: with --//:unity its .cc files are compiled as one."""
+    if type(srcs) != "list":
+        return srcs, []  # a select: what is in it is not known here
+    sources = [each for each in srcs if each.endswith(".cc") and ":" not in each]
+    if len(sources) < 2:
+        return srcs, []
+    unity_source(
+        name = name + "_unity",
+        testonly = testonly,
+        includes = [native.package_name() + "/" + each for each in sources],
+    )
+    headers = [each for each in srcs if each not in sources]
+    return (
+        select({_UNITY_ENABLED: [":" + name + "_unity"] + headers, "//conditions:default": srcs}),
+        select({_UNITY_ENABLED: sources, "//conditions:default": []}),
+    )
+
+def jf_cc_library(name, srcs = [], textual_hdrs = [], copts = [], linkopts = [], **kwargs):
+    srcs, included = _unity(name, srcs, kwargs.get("testonly", False))
     cc_library(
         name = name,
+        srcs = srcs,
+        textual_hdrs = textual_hdrs + included,
         copts = JF_COPTS + copts,
         linkopts = JF_LINKOPTS + linkopts,
         **kwargs

@@ -204,6 +204,11 @@ def bazel() -> str:
     return os.environ.get("BAZEL") or ("bazel" if shutil.which("bazel") else "bazelisk")
 
 
+# Each library as one file takes a third of the time. The consumer workspace compiles the files one
+# by one, as others do.
+UNITY = "--//:unity"
+
+
 def bazel_test(context: Context, name: str, *options: str, cwd: Path = ROOT) -> Step:
     """Returns a step that runs all tests of a workspace and leaves its build events to count."""
     events = context.scratch / f"{name.replace(' ', '_')}.json"
@@ -222,6 +227,13 @@ def bazel_test(context: Context, name: str, *options: str, cwd: Path = ROOT) -> 
     )
 
 
+def build_env() -> dict[str, str]:
+    """Returns what setup.py sees: it uses what "bazel test" has compiled, and CUDA only if told."""
+    arguments = f"{os.environ.get('JAX_FABRIC_BAZEL_ARGS', '')} {UNITY}"
+    cuda = os.environ.get("JAX_FABRIC_CUDA", "0")
+    return {"JAX_FABRIC_CUDA": cuda, "JAX_FABRIC_BAZEL_ARGS": arguments}
+
+
 def editable_install() -> Step:
     """Returns the step that builds the extension into the source tree."""
     return Step(
@@ -230,7 +242,7 @@ def editable_install() -> Step:
             *(PYTHON, "-m", "pip", "install", "-qq", "--disable-pip-version-check"),
             *("--no-build-isolation", "--no-deps", "--editable", "."),
         ],
-        env={"JAX_FABRIC_CUDA": os.environ.get("JAX_FABRIC_CUDA", "0")},
+        env=build_env(),
         essential=True,
     )
 
@@ -256,13 +268,13 @@ def lint(_: Context) -> Iterator[Step]:
 
 def cpp(context: Context) -> Iterator[Step]:
     """C++ tests, and the smoke test that Python programs work under Bazel."""
-    yield bazel_test(context, "bazel test")
+    yield bazel_test(context, "bazel test", UNITY)
 
 
 def sanitize(context: Context) -> Iterator[Step]:
     """C++ tests under ThreadSanitizer, then under AddressSanitizer and UBSan."""
-    yield bazel_test(context, "ThreadSanitizer", "--config=tsan")
-    yield bazel_test(context, "AddressSanitizer and UBSan", "--config=asan")
+    yield bazel_test(context, "ThreadSanitizer", UNITY, "--config=tsan")
+    yield bazel_test(context, "AddressSanitizer and UBSan", UNITY, "--config=asan")
 
 
 # One version of all of them: unpinned ones do not fit each other.
@@ -332,7 +344,7 @@ def wheel(context: Context) -> Iterator[Step]:
     yield Step(
         "build",
         [PYTHON, *pip, "wheel", "--no-deps", f"--wheel-dir={wheels}", "."],
-        env={"JAX_FABRIC_CUDA": os.environ.get("JAX_FABRIC_CUDA", "0")},
+        env=build_env(),
         essential=True,
     )
     built = sorted(wheels.glob("*.whl"))

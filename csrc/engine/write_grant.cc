@@ -6,8 +6,8 @@
 namespace jax_fabric {
 namespace {
 
-constexpr uint32_t kMagic = 0x5257464a;  // "JFWR"
-constexpr uint16_t kVersion = 1;
+constexpr uint32_t kWriteGrantMagic = 0x5257464a;  // "JFWR"
+constexpr uint16_t kWriteGrantVersion = 1;
 
 }  // namespace
 
@@ -16,11 +16,11 @@ Bytes WriteGrant::Serialize() const {
   writer.U64(id);
   writer.U64(first_open);
   writer.U32(immediate);
-  return SealFrame(kMagic, kVersion, writer.bytes());
+  return SealFrame(kWriteGrantMagic, kWriteGrantVersion, writer.bytes());
 }
 
 Result<WriteGrant> WriteGrant::Parse(ByteView bytes) {
-  JF_ASSIGN_OR_RETURN(const Frame frame, OpenFrame(kMagic, kVersion, bytes, "write grant"));
+  JF_ASSIGN_OR_RETURN(const Frame frame, OpenFrame(kWriteGrantMagic, kWriteGrantVersion, bytes, "write grant"));
   ByteReader reader(frame.payload);
   WriteGrant grant;
   JF_ASSIGN_OR_RETURN(grant.id, reader.U64("id"));

@@ -14,7 +14,7 @@ namespace nb = nanobind;
 namespace jax_fabric::ffi_layer {
 namespace {
 
-int64_t Nanoseconds(double seconds) { return std::llround(seconds * 1e9); }
+int64_t ToNanoseconds(double seconds) { return std::llround(seconds * 1e9); }
 
 std::shared_ptr<HostSimulation> MakeSimulation(uint64_t seed, double latency_s, double reorder_s, double bytes_per_s,
                                                uint64_t segment_nbytes, double loss, double retransmit_s, int retries,
@@ -24,20 +24,20 @@ std::shared_ptr<HostSimulation> MakeSimulation(uint64_t seed, double latency_s, 
   nic.limits.max_outstanding = 256;
   nic.limits.max_receives = 256;
   nic.limits.max_message_bytes = 8192;
-  nic.nic.latency_ns = Nanoseconds(latency_s);
-  nic.nic.handshake_ns = Nanoseconds(latency_s);
-  nic.nic.jitter_ns = Nanoseconds(reorder_s);
-  nic.nic.completion_ns = Nanoseconds(reorder_s);
+  nic.nic.latency_ns = ToNanoseconds(latency_s);
+  nic.nic.handshake_ns = ToNanoseconds(latency_s);
+  nic.nic.jitter_ns = ToNanoseconds(reorder_s);
+  nic.nic.completion_ns = ToNanoseconds(reorder_s);
   nic.nic.bytes_per_ns = bytes_per_s * 1e-9;
   nic.nic.segment_bytes = segment_nbytes;
   nic.faults.loss_probability = loss;
-  nic.faults.retransmit_ns = Nanoseconds(retransmit_s);
+  nic.faults.retransmit_ns = ToNanoseconds(retransmit_s);
   nic.faults.retries = retries;
   nic.faults.again_probability = again;
   nic.faults.again_burst = 5;
   nic.faults.early_completion_probability = early_completion;
   nic.faults.handshake_loss_probability = handshake_loss;
-  nic.faults.lease_ns = Nanoseconds(lease_s);
+  nic.faults.lease_ns = ToNanoseconds(lease_s);
   return std::make_shared<HostSimulation>(seed, nic);
 }
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from pathlib import Path
-from typing import Any
 
 from jax_fabric.bench.config import PEERS, MoeBenchConfig
 from jax_fabric.bench.transfer_config import TRANSFER_PEERS, TransferBenchConfig
+from jax_fabric.cli.arguments import add_numbers, check_folders, given_fields
 
 _MOE_DESCRIPTION = """\
 Times MoE dispatch and combine around an expert that does nothing, with another routing in every
@@ -58,6 +57,13 @@ _NUMBERS = (
     ("--seed", "seed", "of rows and routings"),
 )
 
+# The same for TransferBenchConfig.
+_TRANSFER_NUMBERS = (
+    ("--repetitions", "repetitions", "timed runs of each contender"),
+    ("--round-trips", "round_trips", "of each run of the latency measurements"),
+    ("--seed", "seed", "of the order of pages"),
+)
+
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds ``bench`` and the benchmarks under it."""
@@ -84,10 +90,7 @@ def _add_moe(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="N",
         help=f"devices (default: {defaults.ranks} in one process, else one in each process)",
     )
-    for flag, field, text in _NUMBERS:
-        quick = f", {_QUICK[field]} with --quick" if field in _QUICK else ""
-        help_text = f"{text} (default: {getattr(defaults, field)}{quick})"
-        parser.add_argument(flag, dest=field, type=int, metavar="N", help=help_text)
+    add_numbers(parser, _NUMBERS, defaults, _QUICK)
     parser.add_argument(
         "--dtype",
         choices=("float32", "bfloat16", "float16"),
@@ -116,15 +119,7 @@ def _add_transfer(subparsers: argparse._SubParsersAction[argparse.ArgumentParser
         description=_TRANSFER_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    defaults = TransferBenchConfig()
-    for flag, field, text in (
-        ("--repetitions", "repetitions", "timed runs of each contender"),
-        ("--round-trips", "round_trips", "of each run of the latency measurements"),
-        ("--seed", "seed", "of the order of pages"),
-    ):
-        quick = f", {_QUICK_TRANSFER[field]} with --quick" if field in _QUICK_TRANSFER else ""
-        help_text = f"{text} (default: {getattr(defaults, field)}{quick})"
-        parser.add_argument(flag, dest=field, type=int, metavar="N", help=help_text)
+    add_numbers(parser, _TRANSFER_NUMBERS, TransferBenchConfig(), _QUICK_TRANSFER)
     parser.add_argument(
         "--peer",
         dest="peers",
@@ -147,19 +142,9 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _given(
-    parser: argparse.ArgumentParser, arguments: argparse.Namespace, config: type
-) -> dict[str, Any]:
-    """The fields of a configuration that the command line sets."""
-    if arguments.json and not arguments.json.absolute().parent.is_dir():
-        # Now rather than after the run.
-        parser.error(f"{arguments.json}: there is no folder {arguments.json.parent}")
-    fields = {field.name for field in dataclasses.fields(config)}
-    return {k: v for k, v in vars(arguments).items() if k in fields and v is not None}
-
-
 def _run_transfer(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
-    given = _given(parser, arguments, TransferBenchConfig)
+    check_folders(parser, arguments.json)
+    given = given_fields(arguments, TransferBenchConfig)
 
     from jax_fabric.bench import nixl, transfer
 
@@ -176,7 +161,8 @@ def _run_transfer(parser: argparse.ArgumentParser, arguments: argparse.Namespace
 
 
 def _run_moe(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
-    given = _given(parser, arguments, MoeBenchConfig)
+    check_folders(parser, arguments.json)
+    given = given_fields(arguments, MoeBenchConfig)
 
     from jax_fabric.bench import moe
 

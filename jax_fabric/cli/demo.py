@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import importlib.util
 from pathlib import Path
 
+from jax_fabric.cli.arguments import add_numbers, check_folders, given_fields
 from jax_fabric.demo.config import DemoConfig
 
 _MOE_DESCRIPTION = """\
@@ -63,11 +63,7 @@ def _add_moe(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     defaults = DemoConfig()
-    for flag, field, text in _NUMBERS:
-        default = getattr(defaults, field)
-        quick = f", {_QUICK[field]} with --quick" if field in _QUICK else ""
-        help_text = f"{text} (default: {default}{quick})"
-        parser.add_argument(flag, dest=field, type=int, metavar="N", help=help_text)
+    add_numbers(parser, _NUMBERS, defaults, _QUICK)
     parser.add_argument(
         "--dtype",
         choices=("float32", "bfloat16"),
@@ -82,16 +78,12 @@ def _add_moe(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _run_moe(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
-    fields = {field.name for field in dataclasses.fields(DemoConfig)}
-    given = {k: v for k, v in vars(arguments).items() if k in fields and v is not None}
+    given = given_fields(arguments, DemoConfig)
     try:
         config = DemoConfig(**((_QUICK if arguments.quick else {}) | given))
     except ValueError as error:
         parser.error(str(error))
-    for path in (arguments.plot, arguments.json):
-        # Now rather than after the run.
-        if path and not path.absolute().parent.is_dir():
-            parser.error(f"{path}: there is no folder {path.parent}")
+    check_folders(parser, arguments.plot, arguments.json)
     if arguments.plot and importlib.util.find_spec("matplotlib") is None:
         parser.error("--plot needs matplotlib: pip install 'jax-fabric[plots]'")
 

@@ -7,6 +7,7 @@ import dataclasses
 import importlib.util
 from pathlib import Path
 
+from jax_fabric.cli.arguments import add_numbers, check_folders, given_fields
 from jax_fabric.simulate.config import MoeSimulationConfig
 from jax_fabric.simulate.constants import NICS, PAPER_PREFILL_TOKENS
 
@@ -85,9 +86,7 @@ def _add_moe(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--ranks", type=int, nargs="+", metavar="N", help=f"a run for each (default: {ranks})"
     )
-    for flag, field, text in _NUMBERS:
-        help_text = f"{text} (default: {getattr(defaults, field)})"
-        parser.add_argument(flag, dest=field, type=int, metavar="N", help=help_text)
+    add_numbers(parser, _NUMBERS, defaults)
     parser.add_argument(
         "--prefill",
         action="store_true",
@@ -118,14 +117,10 @@ def _add_fit(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _run_moe(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
-    for path in (arguments.plot, arguments.json, arguments.markdown):
-        # Now rather than after the run.
-        if path and not path.absolute().parent.is_dir():
-            parser.error(f"{path}: there is no folder {path.parent}")
+    check_folders(parser, arguments.plot, arguments.json, arguments.markdown)
     if arguments.plot and importlib.util.find_spec("matplotlib") is None:
         parser.error("--plot needs matplotlib: pip install 'jax-fabric[plots]'")
-    fields = {field.name for field in dataclasses.fields(MoeSimulationConfig)}
-    given = {k: v for k, v in vars(arguments).items() if k in fields and v is not None}
+    given = given_fields(arguments, MoeSimulationConfig)
     given |= {k: tuple(given[k]) for k in ("nics", "ranks") if k in given}
     prefill = dict(tokens=PAPER_PREFILL_TOKENS, ranks=(16, 32, 64), calls=1)
     try:

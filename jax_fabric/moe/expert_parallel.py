@@ -36,6 +36,10 @@ class ExpertParallel:
     become NaN and leave the rest of their block alone. Experts get the rows with their scales, as
     in DeepEP, or turned back with ``tokens_dtype``, which is what training needs: its gradients are
     those of a dispatch without quantisation (straight through), and travel in ``dtype``.
+
+    What goes wrong at run time is a ``jax.errors.JaxRuntimeError``, when the program is called or
+    its results are awaited. With one CPU device in a process the program runs inside of the call,
+    and JAX raises the same text as ``ValueError``, from a program's second call on: catch both.
     """
 
     def __init__(
@@ -154,9 +158,8 @@ class ExpertParallel:
 
         Raises:
           ValueError: at trace time: a shape, dtype or channel does not fit.
-          jax.errors.JaxRuntimeError: at run time: a rank did not come in time, or there were more
-            rows
-            than ``capacity``.
+          jax.errors.JaxRuntimeError: at run time, or ValueError (see the class): a rank did not
+            come in time, or there were more rows than ``capacity``.
         """
         site = self._site(channel, zero_padding)
         operands = self._dispatch_operands("dispatch", x, experts, weights, scales, channel, after)
@@ -214,7 +217,8 @@ class ExpertParallel:
 
         Raises:
           ValueError: at trace time: ``pending`` is of another context.
-          jax.errors.JaxRuntimeError: at run time: as dispatch; ``pending`` was done before.
+          jax.errors.JaxRuntimeError: at run time, or ValueError: as dispatch; ``pending`` was
+            done before.
         """
         self._check_pending("dispatch_done", pending, StartedDispatch)
         site = self._site(pending.channel, zero_padding)
@@ -254,7 +258,7 @@ class ExpertParallel:
 
         Raises:
           ValueError: at trace time: a shape, dtype or channel does not fit.
-          jax.errors.JaxRuntimeError: at run time: a rank did not come in time.
+          jax.errors.JaxRuntimeError: at run time, or ValueError: a rank did not come in time.
         """
         operands = self._combine_operands("combine", y, dispatched, channel, after)
         return exchange.combine(self._site(channel), weighted, *operands)
@@ -298,7 +302,8 @@ class ExpertParallel:
 
         Raises:
           ValueError: at trace time: ``pending`` is of another context.
-          jax.errors.JaxRuntimeError: at run time: as combine; ``pending`` was done before.
+          jax.errors.JaxRuntimeError: at run time, or ValueError: as combine; ``pending`` was
+            done before.
         """
         self._check_pending("combine_done", pending, StartedCombine)
         y, weights, token, ticket, *routes = compat.make_varying(

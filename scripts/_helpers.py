@@ -284,8 +284,11 @@ _CUDA_COMPILER = [
 ]
 
 
+CUDA_PROGRAMS = "//csrc/kernels/cuda:gpu_programs"
+
+
 def cuda(_: Context) -> Iterator[Step]:
-    """The CUDA kernels, compiled and linked; scripts/gpu_check.sh runs them where there is a GPU."""
+    """The CUDA kernels, compiled and linked; scripts/gpu_check.sh runs them on a GPU."""
     if not shutil.which("nvcc") and not Path("/usr/local/cuda/bin/nvcc").exists():
         yield Step(
             "CUDA compiler into .venv",
@@ -296,7 +299,7 @@ def cuda(_: Context) -> Iterator[Step]:
         yield Step("stop Bazel", [bazel(), "shutdown"])
     yield Step(
         "compile and link",
-        [bazel(), "build", "--config=ci", "--config=cuda", "//csrc/kernels/cuda:gpu_programs"],
+        [bazel(), "build", "--config=ci", UNITY, "--config=cuda", CUDA_PROGRAMS],
     )
 
 

@@ -285,6 +285,28 @@ TEST(SimulatedDomain, WhatADeadSenderHadSentMayStillLand) {
   for (const uint32_t each : immediates) EXPECT_TRUE(pair.Landed(2048, each * 2048));
 }
 
+// The sender has long forgotten the write; it is its peer that is lost, and no other one.
+TEST(SimulatedDomain, ADeadPeerIsNoticedByAWriteThatHasSucceeded) {
+  SimulatedDomainOptions options;
+  options.nic.latency_ns = 50'000;
+  options.faults.lease_ns = 0;
+  options.faults.early_completion_probability = 1;
+  Pair pair(options);
+  auto third = std::make_unique<SimulatedDomain>(pair.network, options);
+  const PeerId dying = pair.a->AddPeer(third->address()).value();
+  ASSERT_TRUE(pair.Run([&] { return pair.a->peer_state(dying) == PeerState::kReady; }));
+  WriteRequest write = pair.Write(8, 1);
+  write.peer = dying;
+  write.remote_key = third->RegisterMemory(pair.target.data(), Pair::kBytes, MemoryKind::kHost, Access::kRemoteWrite)
+                         .value()
+                         .remote_key;
+  ASSERT_EQ(pair.a->PostWrite(write), PostResult::kPosted);
+  ASSERT_TRUE(pair.Run([&] { return pair.Contexts().size() == 1; }));
+  third.reset();
+  ASSERT_TRUE(pair.Run([&] { return pair.a->peer_state(dying) == PeerState::kFailed; }));
+  EXPECT_EQ(pair.a->peer_state(pair.peer), PeerState::kReady);
+}
+
 // A removed peer's writes have ended, and yet bytes come: what cancel has to wait for.
 TEST(SimulatedDomain, AFailedWriteMayLandLate) {
   SimulatedDomainOptions options;

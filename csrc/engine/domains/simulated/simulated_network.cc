@@ -260,8 +260,9 @@ void SimulatedNetwork::SendAgain(const Event& event, Flight& flight) {
   const SimulatedDomain* to = Find(flight.target);
   const bool promised = flight.completed && !flight.landing_late && to != nullptr;
   if (event.attempts >= from->faults().retries && !promised) {
+    const PeerId peer = flight.request.peer;
     if (flight.completed) Release(flight);
-    return from->LosePeer(flight.request.peer, ErrorCode::kUnavailable,
+    return from->LosePeer(peer, ErrorCode::kUnavailable,
                           to == nullptr ? "its domain is gone: no answer after all retries"
                                         : "the link is down: no answer after all retries");
   }

@@ -23,6 +23,13 @@ class ByteReader {
   Result<uint16_t> U16(std::string_view field);
   Result<uint32_t> U32(std::string_view field);
   Result<uint64_t> U64(std::string_view field);
+  // One byte; the enumerators are 1 to `last`.
+  template <typename Enum>
+  Result<Enum> Enumerator(Enum last, std::string_view field) {
+    JF_ASSIGN_OR_RETURN(const uint8_t value, U8(field));
+    if (value >= 1 && value <= static_cast<uint8_t>(last)) return static_cast<Enum>(value);
+    return MakeError(ErrorCode::kInvalidArgument, "'{}' is {}: unknown to this jax_fabric", field, value);
+  }
 
   Result<std::span<const std::byte>> Raw(size_t count, std::string_view field);
   // A 32-bit count and that many bytes; more than `max_bytes` is refused.

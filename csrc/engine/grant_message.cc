@@ -13,11 +13,7 @@ Result<GrantMessage> Read(ByteView bytes) {
   JF_ASSIGN_OR_RETURN(const Frame frame, OpenFrame(kMagic, kVersion, bytes, "grant message"));
   ByteReader reader(frame.payload);
   GrantMessage message;
-  JF_ASSIGN_OR_RETURN(const uint8_t kind, reader.U8("kind"));
-  message.kind = static_cast<GrantMessage::Kind>(kind);
-  if (message.kind != GrantMessage::Kind::kRevoke && message.kind != GrantMessage::Kind::kStopped) {
-    return MakeError(ErrorCode::kInvalidArgument, "grant message: kind {} is unknown", kind);
-  }
+  JF_ASSIGN_OR_RETURN(message.kind, reader.Enumerator(GrantMessage::Kind::kStopped, "kind"));
   JF_ASSIGN_OR_RETURN(message.grant, reader.U64("grant"));
   JF_ASSIGN_OR_RETURN(message.first_open, reader.U64("first open grant"));
   JF_ASSIGN_OR_RETURN(message.succeeded, reader.U64("succeeded writes"));

@@ -38,11 +38,7 @@ Result<HandshakeDatagram> HandshakeDatagram::Parse(ByteView bytes) {
   JF_ASSIGN_OR_RETURN(const Frame frame, OpenFrame(kMagic, kVersion, bytes, "handshake"));
   ByteReader reader(frame.payload);
   HandshakeDatagram datagram;
-  JF_ASSIGN_OR_RETURN(const uint8_t kind, reader.U8("kind"));
-  if (kind < static_cast<uint8_t>(Kind::kHello) || kind > static_cast<uint8_t>(Kind::kRefusal)) {
-    return MakeError(ErrorCode::kInvalidArgument, "handshake: kind {} is unknown", kind);
-  }
-  datagram.kind = static_cast<Kind>(kind);
+  JF_ASSIGN_OR_RETURN(datagram.kind, reader.Enumerator(Kind::kRefusal, "kind"));
   JF_ASSIGN_OR_RETURN(datagram.from, reader.U64("sender"));
   JF_ASSIGN_OR_RETURN(datagram.to, reader.U64("receiver"));
   JF_ASSIGN_OR_RETURN(datagram.attempt, reader.U64("attempt"));

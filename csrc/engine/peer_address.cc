@@ -1,10 +1,10 @@
 #include "csrc/engine/peer_address.h"
 
-#include <array>
 #include <utility>
 
 #include "csrc/base/byte_reader.h"
 #include "csrc/base/byte_writer.h"
+#include "csrc/base/signed_payload.h"
 #include "csrc/engine/memory.h"
 
 namespace jax_fabric {
@@ -12,9 +12,6 @@ namespace {
 
 constexpr uint32_t kAddressMagic = 0x4441464a;  // "JFAD"
 constexpr std::string_view kWhat = "peer address";
-
-// Comes first and covers all the rest, also what newer versions append.
-using AddressTag = std::array<std::byte, 32>;
 
 constexpr std::string_view kSameSecret =
     "give every process the same secret (argument secret=, or JAX_FABRIC_SECRET_FILE)";
@@ -31,12 +28,8 @@ Bytes PeerAddress::Serialize(const FabricKey* key) const {
   writer.U64(max_message_bytes);
   writer.U8(static_cast<uint8_t>(nics.size()));
   for (const Bytes& nic : nics) writer.ByteString(nic);
-  AddressTag tag{};
-  if (key != nullptr) key->Sign(FabricKey::Purpose::kPeerAddress, writer.bytes(), tag);
-  ByteWriter payload;
-  payload.Raw(tag);
-  payload.Raw(writer.bytes());
-  return SealFrame(kAddressMagic, kProtocolVersion, payload.bytes());
+  return SealFrame(kAddressMagic, kProtocolVersion,
+                   SignedPayload::Seal(key, FabricKey::Purpose::kPeerAddress, writer.bytes()));
 }
 
 Result<PeerAddress> PeerAddress::Parse(ByteView bytes) {
@@ -47,9 +40,9 @@ Result<PeerAddress> PeerAddress::Parse(ByteView bytes) {
                      "jax_fabric everywhere",
                      frame.version, kProtocolVersion);
   }
-  ByteReader reader(frame.payload);
+  JF_ASSIGN_OR_RETURN(const SignedPayload payload, SignedPayload::Open(frame.payload));
+  ByteReader reader(payload.fields);
   PeerAddress address;
-  JF_RETURN_IF_ERROR(reader.Raw(std::tuple_size_v<AddressTag>, "authenticator"));
   JF_ASSIGN_OR_RETURN(address.secret_fingerprint, reader.U32("secret fingerprint"));
   JF_ASSIGN_OR_RETURN(address.name, reader.String(kMaxNameBytes, "name"));
   JF_ASSIGN_OR_RETURN(const uint8_t kind, reader.U8("domain kind"));
@@ -79,9 +72,8 @@ Status PeerAddress::Authenticate(ByteView bytes, const FabricKey* key) const {
   }
   if (key == nullptr) return {};
   JF_ASSIGN_OR_RETURN(const Frame frame, OpenFrame(kAddressMagic, kProtocolVersion, bytes, kWhat));
-  ByteReader reader(frame.payload);
-  JF_ASSIGN_OR_RETURN(const ByteView tag, reader.Raw(std::tuple_size_v<AddressTag>, "authenticator"));
-  if (key->Verify(FabricKey::Purpose::kPeerAddress, frame.payload.subspan(tag.size()), tag)) return {};
+  JF_ASSIGN_OR_RETURN(const SignedPayload payload, SignedPayload::Open(frame.payload));
+  if (payload.IsSignedWith(*key, FabricKey::Purpose::kPeerAddress)) return {};
   return MakeError(ErrorCode::kPermissionDenied,
                    "its address was not made with the secret that it names (here: {}): somebody has changed or forged "
                    "it on the way",

@@ -1,55 +1,19 @@
 #include "csrc/moe/context.h"
 
-#include <array>
 #include <atomic>
 #include <thread>
 #include <utility>
 
-#include "csrc/base/byte_reader.h"
-#include "csrc/base/byte_writer.h"
 #include "csrc/base/random_bytes.h"
+#include "csrc/moe/introduction.h"
 
 namespace jax_fabric::moe {
 namespace {
-
-constexpr uint32_t kIntroductionMagic = 0x6a666d69;  // "jfmi"
-constexpr uint16_t kIntroductionVersion = 2;
-// Comes first and covers all the rest; zeros in a fabric without a secret.
-using Tag = std::array<std::byte, 32>;
-constexpr size_t kMaxBlobBytes = 1 << 20;
 
 // Tells this process from every other one.
 Result<uint64_t> ProcessId() {
   static const Result<uint64_t> id = RandomId();
   return id;
-}
-
-struct IntroductionFields {
-  ByteView tag;
-  ByteView covered;
-  int32_t rank = 0;
-  uint64_t process = 0;
-  uint64_t config_hash = 0;
-  uint64_t incarnation = 0;
-  uint32_t first_immediate = 0;
-  ByteView address;
-  ByteView descriptor;
-};
-
-Result<IntroductionFields> Parse(ByteView bytes) {
-  JF_ASSIGN_OR_RETURN(const Frame frame, OpenFrame(kIntroductionMagic, kIntroductionVersion, bytes, "introduction"));
-  ByteReader reader(frame.payload);
-  IntroductionFields fields;
-  JF_ASSIGN_OR_RETURN(fields.tag, reader.Raw(std::tuple_size_v<Tag>, "authenticator"));
-  fields.covered = frame.payload.subspan(fields.tag.size());
-  JF_ASSIGN_OR_RETURN(fields.rank, reader.U32("rank"));
-  JF_ASSIGN_OR_RETURN(fields.process, reader.U64("process"));
-  JF_ASSIGN_OR_RETURN(fields.config_hash, reader.U64("config hash"));
-  JF_ASSIGN_OR_RETURN(fields.incarnation, reader.U64("incarnation"));
-  JF_ASSIGN_OR_RETURN(fields.first_immediate, reader.U32("first immediate"));
-  JF_ASSIGN_OR_RETURN(fields.address, reader.ByteString(kMaxBlobBytes, "address"));
-  JF_ASSIGN_OR_RETURN(fields.descriptor, reader.ByteString(kMaxBlobBytes, "descriptor"));
-  return fields;
 }
 
 }  // namespace
@@ -84,31 +48,31 @@ Context::~Context() {
 }
 
 Result<Bytes> Context::Introduction() const {
-  JF_ASSIGN_OR_RETURN(const Bytes descriptor, group_->Describe(table_.own_memory));
-  ByteWriter writer;
-  writer.U32(table_.rank);
-  JF_ASSIGN_OR_RETURN(const uint64_t process, ProcessId());
-  writer.U64(process);
-  writer.U64(config_.Hash());
-  writer.U64(table_.own_incarnation);
-  writer.U32(table_.peers[table_.rank].first_immediate);
-  writer.ByteString(group_->Address());
-  writer.ByteString(descriptor);
-  Tag tag{};
-  if (group_->key() != nullptr) group_->key()->Sign(FabricKey::Purpose::kIntroduction, writer.bytes(), tag);
-  ByteWriter payload;
-  payload.Raw(tag);
-  payload.Raw(writer.bytes());
-  return SealFrame(kIntroductionMagic, kIntroductionVersion, payload.bytes());
+  moe::Introduction introduction;
+  introduction.rank = table_.rank;
+  JF_ASSIGN_OR_RETURN(introduction.process, ProcessId());
+  introduction.config_hash = config_.Hash();
+  introduction.incarnation = table_.own_incarnation;
+  introduction.first_immediate = table_.peers[table_.rank].first_immediate;
+  introduction.address = group_->Address();
+  JF_ASSIGN_OR_RETURN(introduction.descriptor, group_->Describe(table_.own_memory));
+  introduction.membership_epoch = config_.membership_epoch;
+  return introduction.Serialize(group_->key());
 }
 
-Status Context::AddPeer(int32_t rank, ByteView introduction) {
-  JF_ASSIGN_OR_RETURN(const IntroductionFields fields, Parse(introduction));
-  if (fields.rank != rank) {
+Status Context::AddPeer(int32_t rank, ByteView bytes) {
+  JF_ASSIGN_OR_RETURN(const moe::Introduction introduction, moe::Introduction::Parse(bytes));
+  if (introduction.rank != static_cast<uint32_t>(rank)) {
     return MakeError(ErrorCode::kInvalidArgument, "introductions[{}] is that of rank {}: pass them in rank order", rank,
-                     fields.rank);
+                     introduction.rank);
   }
-  if (fields.config_hash != config_.Hash()) {
+  if (introduction.membership_epoch != config_.membership_epoch) {
+    return MakeError(ErrorCode::kFailedPrecondition,
+                     "introductions[{}] is of membership epoch {}, and rank {} is in epoch {}: ranks that were lost or "
+                     "have come back change the epoch, and everybody needs an introduction of the new one",
+                     rank, introduction.membership_epoch, table_.rank, config_.membership_epoch);
+  }
+  if (introduction.config_hash != config_.Hash()) {
     return MakeError(
         ErrorCode::kInvalidArgument,
         "rank {} has another expert-parallel configuration than rank {}: num_experts, top_k, max_tokens, "
@@ -117,20 +81,15 @@ Status Context::AddPeer(int32_t rank, ByteView introduction) {
         rank, table_.rank);
   }
   JF_ASSIGN_OR_RETURN(const uint64_t process, ProcessId());
-  table_.one_process = table_.one_process && fields.process == process;
+  table_.one_process = table_.one_process && introduction.process == process;
   if (rank == table_.rank) return {};
   Peer& peer = table_.peers[rank];
   // First, since it says which secret the peer has.
-  JF_ASSIGN_OR_RETURN(peer.handle, group_->AddPeer(fields.address));
-  if (group_->key() != nullptr &&
-      !group_->key()->Verify(FabricKey::Purpose::kIntroduction, fields.covered, fields.tag)) {
-    return MakeError(ErrorCode::kPermissionDenied,
-                     "introductions[{}] was not made with this fabric's secret: it was changed or forged on the way",
-                     rank);
-  }
-  JF_ASSIGN_OR_RETURN(peer.memory, DomainGroup::ParseDescriptor(fields.descriptor));
-  peer.first_immediate = fields.first_immediate;
-  peer.incarnation = fields.incarnation;
+  JF_ASSIGN_OR_RETURN(peer.handle, group_->AddPeer(introduction.address));
+  JF_RETURN_IF_ERROR(introduction.Authenticate(bytes, group_->key()));
+  JF_ASSIGN_OR_RETURN(peer.memory, DomainGroup::ParseDescriptor(introduction.descriptor));
+  peer.first_immediate = introduction.first_immediate;
+  peer.incarnation = introduction.incarnation;
   return {};
 }
 

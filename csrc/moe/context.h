@@ -50,7 +50,7 @@ class Context {
 
  private:
   Context(const MoeConfig& config, DomainGroup* group, Executor* executor);
-  Status AddPeer(int32_t rank, ByteView introduction);
+  Status AddPeer(int32_t rank, ByteView bytes);
   Status AllocateStaging();
 
   const MoeConfig config_;

@@ -235,6 +235,9 @@ class Fabric:
         after one has died, unless ``jax_enable_recoverability`` is set, and when the process with
         index 0 dies.
 
+        A process that was lost cannot come back: calls of processes are known to each other by
+        XLA's launch numbers, which a new process counts from its own start (docs/reliability.md).
+
         Args:
           step: where this process is in its work. Survivors may be a step apart: those that had
             heard from the lost rank when it died, and those that had not.

@@ -130,8 +130,9 @@ void KernelLayer::SubmitNext(int32_t rank, Channel& channel) {
   channel.Submit(operations.back()->exchange());
 }
 
-std::string KernelLayer::Failure() const {
+std::string KernelLayer::Failure(int32_t but_for) const {
   for (size_t r = 0; r < ranks_.size(); ++r) {
+    if (static_cast<int32_t>(r) == but_for) continue;
     const auto& operations = ranks_[r].operations;
     for (size_t stage = 0; stage < operations.size(); ++stage) {
       const KernelOperation& operation = *operations[stage];

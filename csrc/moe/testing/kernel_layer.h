@@ -49,8 +49,8 @@ class KernelLayer {
   void SubmitNext(int32_t rank, Channel& channel);
 
   // What is wrong with the results of the stages that ended well, or with how others ended; or empty. All elements are
-  // compared, those that no kernel writes, too.
-  std::string Failure() const;
+  // compared, those that no kernel writes, too. Of the rank `but_for` nothing is said.
+  std::string Failure(int32_t but_for = -1) const;
 
  private:
   using Array = kernels::testing::Array;

@@ -34,39 +34,65 @@ MoeConfig SmallConfig(int32_t ranks, int32_t channels) {
 MoeFabric::MoeFabric(const FabricOptions& options, const MoeConfig& config)
     : options_(options), random_(options.seed), network_(options.seed, clock_) {
   for (int32_t rank = 0; rank < options.ranks; ++rank) {
-    Rank& state = ranks_.emplace_back();
-    EngineOptions engine_options;
-    engine_options.threads = false;
-    engine_options.clock = &clock_;
-    engine_options.key = options.key;
-    engine_options.pump = [this] {
-      StepAll();
-      SkipIdleTime(0);
-    };
-    state.engine = TransferEngine::Create(engine_options).value();
-    GroupOptions group_options;
-    group_options.name = "rank" + std::to_string(rank);
-    group_options.max_requests = 64;
-    group_options.domains.push_back(MakeDomain(rank));
-    state.group = state.engine->AddGroup(std::move(group_options)).value();
+    ranks_.push_back(std::make_unique<Rank>());
+    Boot(rank);
+  }
+  MakeContexts(config);
+}
+
+void MoeFabric::Boot(int32_t rank) {
+  Rank& state = *ranks_[rank];
+  EngineOptions engine_options;
+  engine_options.threads = false;
+  engine_options.clock = &clock_;
+  engine_options.key = options_.key;
+  engine_options.pump = [this] {
+    StepAll();
+    SkipIdleTime(0);
+  };
+  state.engine = TransferEngine::Create(engine_options).value();
+  GroupOptions group_options;
+  group_options.name = "rank" + std::to_string(rank);
+  group_options.max_requests = 64;
+  group_options.domains.push_back(MakeDomain(rank));
+  state.group = state.engine->AddGroup(std::move(group_options)).value();
+}
+
+void MoeFabric::MakeContexts(const MoeConfig& config) {
+  for (int32_t rank = 0; rank < size(); ++rank) {
     if (config.IsAbsent(rank)) continue;
     MoeConfig own = config;
     own.layout.shape.rank = rank;
-    state.context = Context::Create(own, state.group, &state.executor).value();
+    ranks_[rank]->context = Context::Create(own, ranks_[rank]->group, &ranks_[rank]->executor).value();
   }
 }
 
 MoeFabric::~MoeFabric() {
   Close();
-  for (Rank& rank : ranks_) rank.context.reset();
+  for (auto& rank : ranks_) rank->context.reset();
+  for (auto& rank : former_) rank->context.reset();
 }
 
 void MoeFabric::Close() {
-  for (Rank& rank : ranks_) rank.executor.set_inline(true);
-  const auto close_all = [this] {
+  CloseContexts(Everybody());
+  for (Rank* rank : Everybody()) {
+    if (rank->engine) static_cast<void>(rank->engine->Close(In(1'000'000)));
+  }
+}
+
+std::vector<MoeFabric::Rank*> MoeFabric::Everybody() const {
+  std::vector<Rank*> everybody;
+  for (const auto& rank : ranks_) everybody.push_back(rank.get());
+  for (const auto& rank : former_) everybody.push_back(rank.get());
+  return everybody;
+}
+
+void MoeFabric::CloseContexts(const std::vector<Rank*>& ranks) {
+  for (Rank* rank : ranks) rank->executor.set_inline(true);
+  const auto close_all = [this, &ranks] {
     bool closed = true;
     // A deadline that has passed: one look each, for nobody else steps the engines.
-    for (Rank& rank : ranks_) closed = (!rank.context || rank.context->Close(In(0))) && closed;
+    for (Rank* rank : ranks) closed = (!rank->context || rank->context->Close(In(0))) && closed;
     return closed;
   };
   bool closed = false;
@@ -76,7 +102,34 @@ void MoeFabric::Close() {
     SkipIdleTime(0);
   }
   EXPECT_TRUE(closed);
-  for (Rank& rank : ranks_) static_cast<void>(rank.engine->Close(In(1'000'000)));
+}
+
+void MoeFabric::Kill(int32_t rank) {
+  Rank& state = *ranks_[rank];
+  static_cast<void>(state.engine->Close(In(0)));
+  state.nic->Leave();
+  state.executor.set_inline(true);
+  EXPECT_TRUE(!state.context || state.context->Close(In(0)));
+  state.dead = true;
+  former_.push_back(std::exchange(ranks_[rank], std::make_unique<Rank>()));
+}
+
+void MoeFabric::CutOff(int32_t rank) {
+  for (auto& other : ranks_) {
+    if (other == ranks_[rank] || other->nic == nullptr) continue;
+    other->nic->KillPeer(other->nic->AddPeer(nic(rank)->address()).value(), "taken for dead");
+  }
+  former_.push_back(std::exchange(ranks_[rank], std::make_unique<Rank>()));
+}
+
+void MoeFabric::Restart(int32_t rank) { Boot(rank); }
+
+void MoeFabric::Renew(const MoeConfig& config) {
+  std::vector<Rank*> ranks = Everybody();
+  ranks.resize(ranks_.size());  // not the former ones
+  CloseContexts(ranks);
+  for (auto& rank : ranks_) rank->context.reset();
+  MakeContexts(config);
 }
 
 std::unique_ptr<Domain> MoeFabric::MakeDomain(int32_t rank) {
@@ -100,7 +153,7 @@ std::unique_ptr<Domain> MoeFabric::MakeDomain(int32_t rank) {
     nic.faults.retransmit_ns = 10'000;
     nic.faults.early_completion_probability = options_.early_completions ? 0.5 : 0;
     auto made = std::make_unique<simulated::SimulatedDomain>(network_, nic);
-    ranks_[rank].nic = made.get();
+    ranks_[rank]->nic = made.get();
     domain = std::move(made);
   }
   return std::make_unique<PartlyMappedDomain>(std::move(domain), [this] { return MapsThisPeer(); });
@@ -112,27 +165,36 @@ bool MoeFabric::MapsThisPeer() {
 
 std::vector<Bytes> MoeFabric::Introductions() const {
   std::vector<Bytes> introductions;
-  for (const Rank& rank : ranks_) {
-    introductions.push_back(rank.context ? rank.context->Introduction().value() : Bytes());
+  for (const auto& rank : ranks_) {
+    introductions.push_back(rank->context ? rank->context->Introduction().value() : Bytes());
   }
   return introductions;
 }
 
 void MoeFabric::Connect() {
   const std::vector<Bytes> introductions = Introductions();
-  for (Rank& rank : ranks_) {
-    if (!rank.context) continue;
-    const Status status = rank.context->Connect(introductions, In(1'000'000));
+  for (auto& rank : ranks_) {
+    if (!rank->context) continue;
+    const Status status = rank->context->Connect(introductions, In(1'000'000));
     ASSERT_TRUE(status.has_value()) << status.error().message;
   }
-  for (Rank& rank : ranks_) rank.executor.set_inline(options_.inline_executors);
+  for (auto& rank : ranks_) rank->executor.set_inline(options_.inline_executors);
 }
 
 bool MoeFabric::StepAny() {
-  Rank& rank = ranks_[random_() % ranks_.size()];
-  const bool busy = Chance(0.5) ? rank.engine->Step() : rank.executor.RunOne();
+  Rank& rank = *ranks_[random_() % ranks_.size()];
+  const bool busy = Chance(0.5) ? rank.engine && rank.engine->Step() : rank.executor.RunOne();
+  StepFormer();
   clock_.Advance(1);
   return busy;
+}
+
+void MoeFabric::StepFormer() {
+  for (auto& rank : former_) {
+    if (rank->dead) continue;
+    rank->engine->Step();
+    rank->executor.RunOne();
+  }
 }
 
 void MoeFabric::SkipIdleTime(int64_t otherwise_us) {
@@ -142,10 +204,11 @@ void MoeFabric::SkipIdleTime(int64_t otherwise_us) {
 
 void MoeFabric::StepAll(int rounds) {
   for (int i = 0; i < rounds; ++i) {
-    for (Rank& rank : ranks_) {
-      rank.engine->Step();
-      rank.executor.RunOne();
+    for (auto& rank : ranks_) {
+      if (rank->engine) rank->engine->Step();
+      rank->executor.RunOne();
     }
+    StepFormer();
     clock_.Advance(1);
   }
 }

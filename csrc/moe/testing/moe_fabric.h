@@ -78,16 +78,29 @@ class MoeFabric {
 
   // All ranks; failures are test failures.
   void Connect();
+
+  // --- over the simulated domain: ranks are lost, and others come in their place
+  // With what it has in flight; what it had sent goes on.
+  void Kill(int32_t rank);
+  // The others take it for dead, and it goes on and on.
+  void CutOff(int32_t rank);
+  // After one of these: another incarnation, without a context until Renew.
+  void Restart(int32_t rank);
+  // Another membership: contexts of all that take part in `config`, not connected, in place of the former ones.
+  void Renew(const MoeConfig& config);
+  // The channel of the last incarnation that was cut off.
+  Channel& cut_off_channel(int32_t index) { return *former_.back()->context->channel(index); }
+
   std::vector<Bytes> Introductions() const;
 
   int32_t size() const { return options_.ranks; }
-  Context& context(int32_t rank) { return *ranks_[rank].context; }
+  Context& context(int32_t rank) { return *ranks_[rank]->context; }
   Channel& channel(int32_t rank, int32_t index) { return *context(rank).channel(index); }
-  DomainGroup* group(int32_t rank) { return ranks_[rank].group; }
-  TransferEngine& engine(int32_t rank) { return *ranks_[rank].engine; }
+  DomainGroup* group(int32_t rank) { return ranks_[rank]->group; }
+  TransferEngine& engine(int32_t rank) { return *ranks_[rank]->engine; }
   // Null over the local domain.
-  simulated::SimulatedDomain* nic(int32_t rank) { return ranks_[rank].nic; }
-  void DestroyContext(int32_t rank) { ranks_[rank].context.reset(); }
+  simulated::SimulatedDomain* nic(int32_t rank) { return ranks_[rank]->nic; }
+  void DestroyContext(int32_t rank) { ranks_[rank]->context.reset(); }
 
   simulated::SimulatedNetwork& network() { return network_; }
 
@@ -112,7 +125,14 @@ class MoeFabric {
     DomainGroup* group = nullptr;
     simulated::SimulatedDomain* nic = nullptr;
     std::unique_ptr<Context> context;
+    bool dead = false;
   };
+  void Boot(int32_t rank);
+  void MakeContexts(const MoeConfig& config);
+  // Present incarnations in rank order, then former ones.
+  std::vector<Rank*> Everybody() const;
+  void CloseContexts(const std::vector<Rank*>& ranks);
+  void StepFormer();
   std::unique_ptr<Domain> MakeDomain(int32_t rank);
   bool MapsThisPeer();
 
@@ -120,7 +140,9 @@ class MoeFabric {
   std::mt19937_64 random_;
   jax_fabric::testing::VirtualClock clock_;
   simulated::SimulatedNetwork network_;
-  std::deque<Rank> ranks_;
+  std::vector<std::unique_ptr<Rank>> ranks_;
+  // Of lost incarnations: others may have their memory mapped.
+  std::vector<std::unique_ptr<Rank>> former_;
 };
 
 }  // namespace jax_fabric::moe::testing

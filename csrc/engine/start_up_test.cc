@@ -68,6 +68,36 @@ TEST_P(StartUpStorm, EverybodyReachesEverybody) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, StartUpStorm, ::testing::Values(64, 256));
 
+// All at once, and each of the connections carries something.
+TEST(StartUp, AThousandConnectToOne) {
+  constexpr uint32_t kCallers = 1'000;
+  SteppedFabric fabric(8);
+  DomainGroup& one = *fabric.Add("one", 1, LossyConnections()).group;
+  std::byte word{};
+  const auto memory = one.RegisterMemory(&word, 1, MemoryKind::kHost, Access::kRemoteWrite).value();
+  const RemoteMemory target = DomainGroup::ParseDescriptor(one.Describe(memory).value()).value();
+  const uint32_t immediate = one.AllocateImmediates(1).value();
+  Outcome all_came;
+  ASSERT_TRUE(one.ExpectImmediate(immediate, kCallers, fabric.In(1'000'000), all_came.callback()).has_value());
+  const Bytes address = one.Address();
+  std::vector<Outcome> outcomes(kCallers);
+  for (uint32_t i = 0; i < kCallers; ++i) {
+    DomainGroup& caller = *fabric.Add("caller" + std::to_string(i), 1, LossyConnections()).group;
+    // Posted as soon as the peer is ready.
+    const BarrierTarget barrier{.peer = caller.AddPeer(address).value(), .target = &target, .immediate = immediate};
+    const RequestOptions options{.deadline = fabric.In(1'000'000), .on_worker = outcomes[i].callback()};
+    ASSERT_TRUE(caller.Barrier({&barrier, 1}, options).has_value());
+  }
+  const int64_t begin_ns = fabric.clock().NowNs();
+  while (all_came.calls == 0 && fabric.clock().NowNs() - begin_ns < 100'000'000) {
+    fabric.clock().Advance(250);
+    fabric.Step();
+  }
+  ASSERT_TRUE(all_came.ok()) << all_came.error.message;
+  EXPECT_LT(fabric.clock().NowNs() - begin_ns, 40'000'000);
+  EXPECT_EQ(one.stray_immediates(), 0u);
+}
+
 // Two ranks that are restarted, one at a time or both.
 class Restarts {
  public:

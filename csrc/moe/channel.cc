@@ -451,4 +451,18 @@ kernels::MessageStamp Channel::StampOf(int64_t sequence, uint64_t signature) con
   return stamp;
 }
 
+#ifdef JAX_FABRIC_MUTANTS
+std::string Channel::DescribeState() const {
+  std::string outstanding;
+  const auto add = [&outstanding](const Signal& signal) { outstanding += signal.outstanding ? '1' : '0'; };
+  for (const Signal& signal : arrivals_) add(signal);
+  for (const Signal& signal : sends_) add(signal);
+  for (const Signal& signal : announcements_) add(signal);
+  add(announcement_arrival_);
+  return fmt::format("exchanges {} finished {} current {} round {} packed {} arrived {} known {} used {} {}{}; ",
+                     exchanges_, finished_, current_ == nullptr ? 0 : current_->identity_, round_, packed_, arrived_,
+                     tickets_.last_known(), announcement_immediates_used_, outstanding, poison_ ? " poisoned" : "");
+}
+#endif
+
 }  // namespace jax_fabric::moe

@@ -53,6 +53,10 @@ class Channel {
   const Error* error() const { return visible_poison_.load(std::memory_order_acquire); }
   // True when no callback of the worker can come any more; for teardown, on the strand.
   bool Quiet() const;
+#ifdef JAX_FABRIC_MUTANTS
+  // Everything that decides what it does next, but for its operations and its memory; for explorations.
+  std::string DescribeState() const;
+#endif
 
  private:
   // A call from the worker, carried over to the strand.

@@ -10,6 +10,7 @@
 
 #include "csrc/base/config.h"
 #include "csrc/moe/mutants.h"
+#include "csrc/moe/testing/random_program.h"
 
 namespace jax_fabric::moe {
 namespace {
@@ -19,7 +20,9 @@ using testing::Exploration;
 using testing::Explore;
 using testing::ExploredCall;
 using testing::Mapping;
+using testing::RandomProgram;
 using testing::RunAnyOrder;
+using testing::RunProgram;
 using testing::Scope;
 
 ExploredCall Call(uint64_t serial, int32_t after = -1, int32_t channel = 0, int32_t rounds = 1) {
@@ -40,7 +43,6 @@ struct ExplorationCase {
   std::string name;
   Scope scope;
   uint64_t at_most = 0;  // runs, where all of them take long; 0: all
-  bool endless = false;  // a soak cannot run them all either
 };
 void PrintTo(const ExplorationCase& value, std::ostream* out) { *out << value.name; }
 
@@ -48,36 +50,63 @@ class EveryOrder : public ::testing::TestWithParam<ExplorationCase> {};
 
 TEST_P(EveryOrder, EndsWell) {
   // scripts/test --soak
-  const bool soak = LoadConfig().value().soak && !GetParam().endless;
-  const uint64_t at_most = soak ? 0 : GetParam().at_most;
+  const uint64_t at_most = LoadConfig().value().soak ? 0 : GetParam().at_most;
   const Exploration exploration = Explore(GetParam().scope, at_most == 0 ? 1'000'000 : at_most);
   EXPECT_EQ(exploration.complete, at_most == 0) << exploration.runs;
   EXPECT_EQ(exploration.failure, "");
   EXPECT_GT(exploration.runs - exploration.redundant, 1u);
-  std::printf("%s: %llu runs, %llu of them redundant, at most %llu events\n", GetParam().name.c_str(),
+  std::printf("%s: %llu runs, %llu of them redundant, %llu states, at most %llu events\n", GetParam().name.c_str(),
               static_cast<unsigned long long>(exploration.runs), static_cast<unsigned long long>(exploration.redundant),
+              static_cast<unsigned long long>(exploration.states),
               static_cast<unsigned long long>(exploration.longest));
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    SmallPrograms, EveryOrder,
-    ::testing::Values(
-        ExplorationCase{"TwoRanksOneCall", {.ranks = 2, .program = {Call(1)}}},
-        ExplorationCase{"TwoRanksTwoCallsInARow",
-                        {.ranks = 2, .program = {Call(1), Call(2, 0)}, .late_completions = false}},
-        ExplorationCase{"TwoRanksTwoCallsLateCompletions", {.ranks = 2, .program = {Call(1), Call(2, 0)}}, 2000, true},
-        ExplorationCase{
-            "TwoRanksTwoCallsMapped",
-            {.ranks = 2, .mapping = Mapping::kAll, .program = {Call(1), Call(2, 0)}, .late_completions = false}},
-        ExplorationCase{"TwoRanksTwoIndependentCalls",
-                        {.ranks = 2, .program = {Call(1), Call(2)}, .late_completions = false}},
-        ExplorationCase{"TwoRanksTwoChannels",
-                        {.ranks = 2, .channels = 2, .program = {Call(1), Call(2, -1, 1)}, .late_completions = false},
-                        2000},
-        ExplorationCase{"TwoRanksTwoRoundsThenOne",
-                        {.ranks = 2, .program = {Call(1, -1, 0, 2), Call(2, 0)}, .late_completions = false}},
-        ExplorationCase{"ThreeRanksOneCall", {.ranks = 3, .program = {Call(1)}, .late_completions = false}, 2000}),
-    [](const auto& info) { return info.param.name; });
+Scope Merged(Scope scope) {
+  scope.merge_states = true;
+  return scope;
+}
+
+const Scope kTwoCalls{.ranks = 2, .program = {Call(1), Call(2, 0)}};
+const Scope kTwoCallsInARow{.ranks = 2, .program = {Call(1), Call(2, 0)}, .late_completions = false};
+const Scope kTwoCallsMapped{
+    .ranks = 2, .mapping = Mapping::kAll, .program = {Call(1), Call(2, 0)}, .late_completions = false};
+const Scope kTwoIndependentCalls{.ranks = 2, .program = {Call(1), Call(2)}, .late_completions = false};
+const Scope kTwoChannels{.ranks = 2, .channels = 2, .program = {Call(1), Call(2, -1, 1)}, .late_completions = false};
+const Scope kTwoRoundsThenOne{.ranks = 2, .program = {Call(1, -1, 0, 2), Call(2, 0)}, .late_completions = false};
+const Scope kThreeRanks{.ranks = 3, .program = {Call(1)}, .late_completions = false};
+const Scope kThreeRanksTwoCalls{.ranks = 3, .program = {Call(1), Call(2, 0)}, .late_completions = false};
+
+Scope WithDeviations(Scope scope, int most) {
+  scope.max_deviations = most;
+  return scope;
+}
+
+INSTANTIATE_TEST_SUITE_P(SmallPrograms, EveryOrder,
+                         ::testing::Values(ExplorationCase{"TwoRanksOneCall", {.ranks = 2, .program = {Call(1)}}},
+                                           ExplorationCase{"TwoRanksTwoCallsInARow", kTwoCallsInARow},
+                                           ExplorationCase{"TwoRanksTwoCallsLateCompletions", Merged(kTwoCalls)},
+                                           ExplorationCase{"TwoRanksTwoCallsMapped", Merged(kTwoCallsMapped)},
+                                           ExplorationCase{"TwoRanksTwoIndependentCalls", Merged(kTwoIndependentCalls)},
+                                           ExplorationCase{"TwoRanksTwoChannels", Merged(kTwoChannels)},
+                                           ExplorationCase{"TwoRanksTwoRoundsThenOne", kTwoRoundsThenOne},
+                                           ExplorationCase{"ThreeRanksOneCall", Merged(kThreeRanks)},
+                                           ExplorationCase{"ThreeRanksTwoCalls", Merged(kThreeRanksTwoCalls), 500},
+                                           ExplorationCase{"ThreeRanksTwoCallsTwoDeviations",
+                                                           WithDeviations(kThreeRanksTwoCalls, 2), 500}),
+                         [](const auto& info) { return info.param.name; });
+
+// Without merging every state is met, since sleep sets leave out orders and no states: if two different states had the
+// same hash, or the hash forgot something that matters, fewer would be met with it.
+TEST(MergedStates, NoneIsLost) {
+  for (const Scope& scope : {kTwoCallsInARow, kTwoCallsMapped, kTwoRoundsThenOne, kThreeRanks}) {
+    const bool large = scope.ranks > 2 || scope.mapping != Mapping::kNone;
+    if (large && !LoadConfig().value().soak) continue;
+    const Exploration all = Explore(scope, 1'000'000), merged = Explore(Merged(scope), 1'000'000);
+    EXPECT_TRUE(all.complete && merged.complete);
+    EXPECT_EQ(all.states, merged.states);
+    EXPECT_LT(merged.runs, all.runs);
+  }
+}
 
 // Larger programs, in orders drawn by seed.
 std::vector<Scope> LargerScopes() {
@@ -100,20 +129,40 @@ TEST(AnyOrder, LargerPrograms) {
 
 // --- the test of the tests
 
-// What any of the above says about the protocol with this mistake.
-std::string Notice(Mutant mutant) {
-  active_mutant = mutant;
+class Mutants : public ::testing::TestWithParam<Mutant> {
+ protected:
+  Mutants() { active_mutant = GetParam(); }
+  ~Mutants() override { active_mutant = Mutant::kNone; }
+};
+
+TEST_P(Mutants, AreNoticedInSomeOrder) {
   std::string failure;
   for (const Scope& scope : LargerScopes()) {
     for (uint64_t seed = 0; seed < 100 && failure.empty(); ++seed) failure = RunAnyOrder(scope, seed);
   }
-  active_mutant = Mutant::kNone;
-  return failure;
+  EXPECT_NE(failure, "");
 }
 
-class Mutants : public ::testing::TestWithParam<Mutant> {};
+// Those of random_programs_test, with the real kernels; every other one with more calls at once than there is room for
+// announcements.
+RandomProgram ProgramOf(uint64_t seed) {
+  RandomProgram program = RandomProgram::Draw(seed);
+  if (seed % 2 == 0) return program;
+  program.layers = 12;
+  program.channels = 1;
+  program.submit_probability = 0.8;
+  return program;
+}
 
-TEST_P(Mutants, AreNoticed) { EXPECT_NE(Notice(GetParam()), ""); }
+TEST_P(Mutants, AreNoticedByRandomPrograms) {
+  std::string failure;
+  for (uint64_t seed = 0; seed < 1'000 && failure.empty(); ++seed) failure = RunProgram(ProgramOf(seed)).failure;
+  EXPECT_NE(failure, "");
+}
+
+TEST(NoMutant, NothingIsNoticed) {
+  for (uint64_t seed = 0; seed < 100; ++seed) ASSERT_EQ(RunProgram(ProgramOf(seed)).failure, "") << "seed " << seed;
+}
 
 INSTANTIATE_TEST_SUITE_P(Each, Mutants,
                          ::testing::Values(Mutant::kReuseStagingBeforeItLeft, Mutant::kReuseAnnouncementBeforeItLeft,

@@ -1,10 +1,17 @@
 #include "csrc/moe/testing/exploration.h"
 
+#include <xxhash.h>
+
 #include <algorithm>
+#include <cstddef>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <random>
+#include <set>
+#include <span>
 #include <tuple>
+#include <unordered_set>
 #include <utility>
 
 namespace jax_fabric::moe::testing {
@@ -55,7 +62,7 @@ class Run {
         Event event;
         event.rank = event.target = rank;
         event.number = call;
-        event.ranks = uint64_t{1} << rank;
+        event.ranks = Touched(rank, rank);
         events.push_back(event);
       }
     }
@@ -106,7 +113,57 @@ class Run {
   }
   uint64_t length() const { return length_; }
 
+  // Equal for equal states. What a rank will do is decided by its channels, its calls, its memory and the writes that
+  // it has posted; time does not count, since no deadline comes near.
+  uint64_t StateHash() {
+    std::string state;
+    for (int32_t rank = 0; rank < scope_.ranks; ++rank) {
+      for (int32_t channel = 0; channel < scope_.channels; ++channel) {
+        state += fabric_.channel(rank, channel).DescribeState();
+      }
+      for (const auto& operation : operations_[rank]) {
+        state += operation ? fmt::format("{} {} {} {}, ", operation->sequence(), operation->packs(),
+                                         operation->unpacks(), operation->finishes())
+                           : "not started, ";
+      }
+      state += fmt::format("memory {:x}\n", MemoryHash(rank));
+    }
+    // What each rank has posted to each, in this order, and what of it is still to come.
+    const auto& held = fabric_.network().held();
+    std::set<std::pair<uint64_t, bool>> waiting;
+    for (size_t i = 0; i < held.size(); ++i) {
+      EventOf(held[i], i);
+      waiting.emplace(held[i].write, held[i].completion);
+      immediates_[held[i].write] = held[i].immediate.value_or(~0u);
+    }
+    std::map<std::tuple<uint32_t, uint32_t, uint64_t>, std::string> writes;
+    for (const auto& [write, number] : numbers_) {
+      const auto [source, target] = pairs_[write];
+      writes[{source, target, number}] = fmt::format("{}>{} {} {}{}, ", source, target, immediates_[write],
+                                                     waiting.contains({write, false}), waiting.contains({write, true}));
+    }
+    for (const auto& [key, write] : writes) state += write;
+    return XXH3_64bits(state.data(), state.size());
+  }
+
  private:
+  // Of the slots and the announcements, without the incarnations, which are random.
+  uint64_t MemoryHash(int32_t rank) {
+    const std::span<const std::byte> slots = fabric_.context(rank).slots();
+    std::vector<std::byte> copy(slots.begin(), slots.end());
+    const MoeConfig& config = fabric_.context(rank).config();
+    for (int32_t channel = 0; channel < config.channels; ++channel) {
+      for (int32_t source = 0; source < scope_.ranks; ++source) {
+        for (const int64_t parity : {0, 1}) {
+          const int64_t offset = config.ChannelOffset(channel) + config.layout.SlotOffset(source, parity);
+          std::memset(copy.data() + offset + offsetof(kernels::MessageHeader, incarnation), 0,
+                      sizeof(kernels::MessageHeader::incarnation));
+        }
+      }
+    }
+    return XXH3_64bits(copy.data(), copy.size());
+  }
+
   bool Ready(int32_t rank, size_t call) const {
     if (operations_[rank][call]) return false;
     const int32_t after = scope_.program[call].after;
@@ -117,15 +174,21 @@ class Run {
     // Writes of a pair are posted in one order whatever happens elsewhere, so they can be counted.
     auto [known, is_new] = numbers_.try_emplace(held.write, 0);
     if (is_new) known->second = counts_[{held.source, held.target}]++;
+    pairs_[held.write] = {held.source, held.target};
     Event event;
     event.kind = held.completion ? Event::Kind::kCompletion : Event::Kind::kArrival;
     event.rank = held.source;
     event.target = held.target;
     event.number = known->second;
     event.held_index = index;
-    event.ranks = uint64_t{1} << (held.completion ? held.source : held.target);
-    if (!scope_.late_completions) event.ranks |= uint64_t{1} << held.source;
+    const uint32_t rank = held.completion ? held.source : held.target;
+    event.ranks = Touched(rank, scope_.late_completions ? rank : held.source);
     return event;
+  }
+
+  // What happens at these ranks changes nothing at others, unless they store into the others' memory.
+  uint64_t Touched(uint32_t rank, uint32_t other) const {
+    return scope_.mapping == Mapping::kNone ? uint64_t{1} << rank | uint64_t{1} << other : ~uint64_t{0};
   }
 
   void ReleaseCompletion(uint64_t write) {
@@ -142,6 +205,9 @@ class Run {
   MoeFabric fabric_;
   std::map<uint64_t, uint64_t> numbers_;
   std::map<std::pair<uint32_t, uint32_t>, uint64_t> counts_;
+  // By write.
+  std::map<uint64_t, std::pair<uint32_t, uint32_t>> pairs_;
+  std::map<uint64_t, uint32_t> immediates_;
   std::string history_;
   uint64_t length_ = 0;
 };
@@ -151,9 +217,13 @@ class Run {
 struct Choice {
   std::vector<Event> events;  // to be tried
   std::vector<Event> asleep;
+  int deviations_left = 0;  // before it; below 0: as many as one likes
   size_t next = 0;
 
+  int DeviationsLeftAfterNext() const { return next == 0 ? deviations_left : deviations_left - 1; }
+  // Nothing where orders are bounded: the order that stands for an equal one may be beyond the bound.
   std::vector<Event> AsleepAfterNext() const {
+    if (deviations_left >= 0) return {};
     std::vector<Event> result = asleep;
     result.insert(result.end(), events.begin(), events.begin() + static_cast<ptrdiff_t>(next));
     std::erase_if(result, [&](const Event& event) { return (event.ranks & events[next].ranks) != 0; });
@@ -161,10 +231,17 @@ struct Choice {
   }
 };
 
-Choice MakeChoice(std::vector<Event> events, std::vector<Event> asleep) {
-  std::erase_if(events,
-                [&](const Event& event) { return std::find(asleep.begin(), asleep.end(), event) != asleep.end(); });
-  return {std::move(events), std::move(asleep)};
+Choice MakeChoice(std::vector<Event> events, const Choice* before, const Scope& scope) {
+  Choice choice;
+  choice.deviations_left = before == nullptr ? scope.max_deviations : before->DeviationsLeftAfterNext();
+  if (choice.deviations_left == 0) events.resize(1);
+  // Where states are merged, an order that is left out here may be the only one that leads somewhere else later.
+  if (before != nullptr && !scope.merge_states) choice.asleep = before->AsleepAfterNext();
+  std::erase_if(events, [&choice](const Event& event) {
+    return std::find(choice.asleep.begin(), choice.asleep.end(), event) != choice.asleep.end();
+  });
+  choice.events = std::move(events);
+  return choice;
 }
 
 }  // namespace
@@ -172,6 +249,7 @@ Choice MakeChoice(std::vector<Event> events, std::vector<Event> asleep) {
 Exploration Explore(const Scope& scope, uint64_t max_runs) {
   Exploration exploration;
   std::vector<Choice> path;
+  std::unordered_set<uint64_t> states;
   for (; exploration.runs < max_runs; ++exploration.runs) {
     Run run(scope);
     for (size_t depth = 0;; ++depth) {
@@ -181,7 +259,13 @@ Exploration Explore(const Scope& scope, uint64_t max_runs) {
         break;
       }
       if (depth == path.size()) {
-        path.push_back(MakeChoice(events, depth == 0 ? std::vector<Event>{} : path[depth - 1].AsleepAfterNext()));
+        const bool known = !states.insert(run.StateHash()).second;
+        exploration.states = states.size();
+        if (known && scope.merge_states) {
+          ++exploration.redundant;
+          break;
+        }
+        path.push_back(MakeChoice(events, depth == 0 ? nullptr : &path[depth - 1], scope));
       }
       const Choice& choice = path[depth];
       if (choice.events.empty()) {

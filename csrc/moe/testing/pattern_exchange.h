@@ -46,6 +46,7 @@ class PatternExchange : public ExchangeOperation {
   const Error& error() const { return error_; }
   // One each round.
   int packs() const { return packs_; }
+  int unpacks() const { return unpacks_; }
   // Empty, or what was wrong with a message's content.
   const std::string& damage() const { return damage_; }
 

@@ -88,7 +88,8 @@ void SimulatedNetwork::Hold() {
 
 void SimulatedNetwork::HoldBack(const Event& event) {
   const Flight& flight = flights_[event.place];
-  held_.push_back({event.kind == Event::Kind::kComplete, flight.source, flight.target, flight.id});
+  held_.push_back(
+      {event.kind == Event::Kind::kComplete, flight.source, flight.target, flight.id, flight.request.immediate});
   held_events_.push_back(event);
 }
 

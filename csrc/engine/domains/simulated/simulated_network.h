@@ -50,6 +50,7 @@ class SimulatedNetwork {
     uint32_t source = 0;      // domains, in the order in which they were made
     uint32_t target = 0;
     uint64_t write = 0;  // the same for a write's segments and its completion
+    std::optional<uint32_t> immediate;
   };
   void Hold();
   const std::vector<Held>& held() const { return held_; }

@@ -38,9 +38,9 @@ std::string Describe(const Event& event) {
   return fmt::format("{} {}>{} #{}; ", kNames[static_cast<int>(event.kind)], event.rank, event.target, event.number);
 }
 
-class Run {
+class ExploredRun {
  public:
-  explicit Run(const Scope& scope)
+  explicit ExploredRun(const Scope& scope)
       : scope_(scope),
         fabric_({.ranks = scope.ranks, .mapping = scope.mapping, .segment_bytes = 0},
                 SmallConfig(scope.ranks, scope.channels)) {
@@ -48,7 +48,7 @@ class Run {
     fabric_.Connect();
     fabric_.network().Hold();
   }
-  ~Run() {
+  ~ExploredRun() {
     // A completion that never comes would keep the engines from closing.
     while (!fabric_.network().held().empty()) fabric_.network().ReleaseHeld(0);
     fabric_.Close();
@@ -251,7 +251,7 @@ Exploration Explore(const Scope& scope, uint64_t max_runs) {
   std::vector<Choice> path;
   std::unordered_set<uint64_t> states;
   for (; exploration.runs < max_runs; ++exploration.runs) {
-    Run run(scope);
+    ExploredRun run(scope);
     for (size_t depth = 0;; ++depth) {
       std::vector<Event> events = run.Events();
       if (events.empty()) {
@@ -297,7 +297,7 @@ Exploration Explore(const Scope& scope, uint64_t max_runs) {
 }
 
 std::string RunAnyOrder(const Scope& scope, uint64_t seed) {
-  Run run(scope);
+  ExploredRun run(scope);
   std::mt19937_64 random(seed);
   // In half of the runs one rank starts its calls as late as it can.
   const int32_t late = random() % 2 == 0 ? static_cast<int32_t>(random() % scope.ranks) : -1;

@@ -5,7 +5,7 @@
 namespace jax_fabric::moe::testing {
 namespace {
 
-constexpr int kPoison = 0xa5;
+constexpr int kReadPoison = 0xa5;
 
 uint64_t Mix(uint64_t z) {
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
@@ -73,7 +73,7 @@ Status PatternExchange::Unpack(int32_t round, const void* const* slots) {
       damage_ = fmt::format("call {} round {} at rank {} from rank {}: word {} of {} is {:#x}", sequence(), round, me,
                             source, i, count, words[i]);
     }
-    std::memset(slot, kPoison, offset + count * 8);
+    std::memset(slot, kReadPoison, offset + count * 8);
   }
   return {};
 }

@@ -75,9 +75,9 @@ FabricOptions DrawFabric(uint64_t seed, std::mt19937_64& random) {
 }
 
 // The program in flight, each rank at its own pace.
-class Run {
+class ProgramRun {
  public:
-  explicit Run(const RandomProgram& program)
+  explicit ProgramRun(const RandomProgram& program)
       : program_(program), random_(program.fabric.seed * 0x9e3779b97f4a7c15 + 1) {
     for (int32_t i = 0; i < program.layers; ++i) {
       layers_.push_back(std::make_unique<KernelLayer>(program.world, random_(), i, &guard_));
@@ -95,7 +95,7 @@ class Run {
     fabric_->network().set_landing_observer([this](uint64_t begin, uint64_t end) { guard_.Landed(begin, end); });
     steps_until_fault_ = program.fault == Fault::kNone ? -1 : static_cast<int>(random_() % 200);
   }
-  ~Run() {
+  ~ProgramRun() {
     // The layers' operations go away; nothing lands any more either.
     fabric_->Close();
     fabric_->network().set_landing_observer({});
@@ -230,6 +230,6 @@ std::string RandomProgram::Describe() const {
                      kFaults[static_cast<int>(fault)], fabric.Describe(), world.Describe());
 }
 
-ProgramOutcome RunProgram(const RandomProgram& program) { return Run(program).Finish(); }
+ProgramOutcome RunProgram(const RandomProgram& program) { return ProgramRun(program).Finish(); }
 
 }  // namespace jax_fabric::moe::testing

@@ -23,7 +23,8 @@ constexpr uint32_t kAllLanes = 0xffffffffu;
 
 // Of a row, what a warp sums at once: so many vectors for each lane.
 constexpr int32_t kPieces = 4;
-constexpr int32_t kSendBlocks = 4;  // on a multiprocessor at once
+// On a multiprocessor at once. More would leave too few registers for the sums: 3 take 15.1 us where 2 take 13.0.
+constexpr int32_t kSendBlocks = 2;
 
 // Elements [begin, end) of a row, of which a lane has every kWarp-th vector.
 template <int kCount>
@@ -40,56 +41,48 @@ struct RowPart {
 };
 
 // By one warp: a part of a row of a message, the sum over its positions, those that are none left out; from left to
-// right, starting with the first of them. One vector after the other: few rows have several terms, and the others need
-// the registers.
+// right, starting with the first of them.
 template <int kCount, typename From, typename To>
 __device__ __forceinline__ void WriteSum(const CombineSendArgs& args, From from_type, To to_type,
                                          const int32_t* positions, char* to, const RowPart<kCount>& part,
                                          int32_t first_position) {
-  constexpr int32_t kTermsAtOnce = 4;
   const MoeShape& shape = args.layout.shape;
   const int32_t local_top_k = shape.LocalTopK();
   const auto lane = static_cast<int32_t>(threadIdx.x % kWarp);
   const int64_t row_bytes = shape.hidden * ElementBytes(args.y_type);
   const bool weighted = args.row_weights != nullptr;
+  Floats<kCount> sums[kPieces] = {};  // of no terms: its experts had no room
+  bool empty = true;
 #pragma unroll 1
-  for (int32_t at = part.At(0, lane); at - lane * kCount < part.end; at += kWarp * kCount) {
-    Floats<kCount> sum{};  // of no terms: its experts had no room
-    bool empty = true;
-    for (int32_t base = 0; base < local_top_k; base += kWarp) {
-      const int32_t mine = base == 0 ? first_position : base + lane < local_top_k ? positions[base + lane] : -1;
-      const auto position = static_cast<int32_t>(IndexBelow(mine, shape.capacity));
-      const float weight = weighted && position >= 0 ? args.row_weights[position] : 1.0f;
-      for (uint32_t set = __ballot_sync(kAllLanes, position >= 0); set != 0;) {
-        typename From::template Loaded<kCount> loaded[kTermsAtOnce];
-        float weights[kTermsAtOnce];
-        int32_t count = 0;
+  for (int32_t base = 0; base < local_top_k; base += kWarp) {
+    const int32_t mine = base == 0 ? first_position : base + lane < local_top_k ? positions[base + lane] : -1;
+    const auto position = static_cast<int32_t>(IndexBelow(mine, shape.capacity));
+    const float weight = weighted && position >= 0 ? args.row_weights[position] : 1.0f;
+#pragma unroll 1
+    for (uint32_t set = __ballot_sync(kAllLanes, position >= 0); set != 0; set &= set - 1) {
+      const int32_t source = __ffs(set) - 1;
+      const char* row = static_cast<const char*>(args.y) + __shfl_sync(kAllLanes, position, source) * row_bytes;
+      const float term_weight = __shfl_sync(kAllLanes, weight, source);
+      typename From::template Loaded<kCount> loaded[kPieces];
 #pragma unroll
-        for (int32_t i = 0; i < kTermsAtOnce; ++i) {
-          if (set == 0) continue;
-          const int32_t source = __ffs(set) - 1;
-          const int64_t term = __shfl_sync(kAllLanes, position, source);
-          weights[i] = __shfl_sync(kAllLanes, weight, source);
-          if (at < part.end) {
-            loaded[i] = from_type.template Fetch<kCount>(static_cast<const char*>(args.y) + term * row_bytes, at);
-          }
-          set &= set - 1;
-          ++count;
-        }
+      for (int32_t i = 0; i < kPieces; ++i) {
+        if (part.At(i, lane) < part.end) loaded[i] = from_type.template Fetch<kCount>(row, part.At(i, lane));
+      }
 #pragma unroll
-        for (int32_t i = 0; i < kTermsAtOnce; ++i) {
-          if (i >= count || at >= part.end) continue;
-          Floats<kCount> term = from_type.template ToFloats<kCount>(loaded[i]);
+      for (int32_t i = 0; i < kPieces; ++i) {
+        Floats<kCount> term = from_type.template ToFloats<kCount>(loaded[i]);
 #pragma unroll
-          for (int32_t j = 0; j < kCount; ++j) {
-            if (weighted) term.value[j] *= weights[i];
-            sum.value[j] = empty ? term.value[j] : sum.value[j] + term.value[j];
-          }
-          empty = false;
+        for (int32_t j = 0; j < kCount; ++j) {
+          if (weighted) term.value[j] *= term_weight;
+          sums[i].value[j] = empty ? term.value[j] : sums[i].value[j] + term.value[j];
         }
       }
+      empty = false;
     }
-    if (at < part.end) to_type.template Store<kCount>(to, at, sum);
+  }
+#pragma unroll
+  for (int32_t i = 0; i < kPieces; ++i) {
+    if (part.At(i, lane) < part.end) to_type.template Store<kCount>(to, part.At(i, lane), sums[i]);
   }
 }
 
@@ -131,9 +124,10 @@ __device__ __forceinline__ void WriteRowPart(const CombineSendArgs& args, From f
   } else {
     WriteSum<kCount>(args, from_type, to_type, positions, to, part, first_position);
   }
-  const int64_t row_bytes = layout.shape.hidden * ElementBytes(layout.combine_type);
   if (part.end == layout.shape.hidden) {
-    ZeroRowPadding(to, row_bytes, layout.CombineRowBytes(), static_cast<int>(threadIdx.x % kWarp), kWarp);
+    const auto row_bytes = static_cast<int32_t>(layout.shape.hidden * ElementBytes(layout.combine_type));
+    ZeroRowPadding(to, row_bytes, static_cast<int32_t>(layout.CombineRowBytes()), static_cast<int>(threadIdx.x % kWarp),
+                   kWarp);
   }
 }
 
@@ -143,6 +137,7 @@ __device__ void WriteScalars(const CombineSendArgs& args, const int32_t* positio
   auto* scalars = At<float>(slot, layout.PlainPayloadOffset());
   const int64_t count = rows * layout.shape.LocalTopK();
   const int64_t end = layout.ScalarsBytes(rows) / static_cast<int64_t>(sizeof(float));
+#pragma unroll 1
   for (int64_t i = threadIdx.x; i < end; i += kRowThreads) {
     const int64_t position = i < count ? IndexBelow(positions[i], layout.shape.capacity) : -1;
     scalars[i] = position < 0 || args.row_scalars == nullptr ? 0.0f : args.row_scalars[position];
@@ -184,6 +179,7 @@ __global__ void __launch_bounds__(kRowThreads, kSendBlocks)
   const int32_t parts = (shape.hidden - 1) / RowPart<kCount>::kElements + 1;
   const uint32_t warps = gridDim.x * kRowWarps;
   const uint32_t items = static_cast<uint32_t>(list.rows()) * parts;
+#pragma unroll 1
   for (uint32_t item = blockIdx.x * kRowWarps + threadIdx.x / kWarp; item < items; item += warps) {
     const RowInMessage place = list.Find(static_cast<int32_t>(item / parts));
     const int64_t first_row = args.round == 0 ? 0 : RowsInRound(shape, args.route, place.message, args.round).begin;
@@ -196,6 +192,7 @@ __global__ void __launch_bounds__(kRowThreads, kSendBlocks)
                                   layout.PlainPayloadOffset() + scalars_bytes + place.row * layout.CombineRowBytes()),
                          RowPart<kCount>(item % parts, shape.hidden), lane < local_top_k ? positions[lane] : -1);
   }
+#pragma unroll 1
   for (int64_t source = blockIdx.x; source < shape.ranks; source += gridDim.x) WriteHead(args, source);
 }
 
@@ -233,6 +230,7 @@ __device__ __forceinline__ RowPlace PlaceOf(const CombineReceiveArgs& args, cons
 __device__ int32_t FindRows(const CombineReceiveArgs& args, const ReceiveSlots& slots, int64_t t, const char** rows) {
   const int32_t lane = threadIdx.x;
   int32_t count = 0;
+#pragma unroll 1
   for (int64_t base = 0; base < args.layout.shape.ranks; base += kWarp) {
     const int64_t rank = base + lane;
     const char* row = rank < args.layout.shape.ranks ? PlaceOf(args, slots, rank, t).at : nullptr;
@@ -248,6 +246,7 @@ __device__ void SumRows(From from_type, To to_type, const char* const* rows, int
   Floats<kCount> sum;
 #pragma unroll
   for (int j = 0; j < kCount; ++j) sum.value[j] = 0.0f;
+#pragma unroll 1
   for (int32_t base = 0; base < count; base += kTermsAtOnce) {
     typename From::template Loaded<kCount> terms[kTermsAtOnce];
 #pragma unroll
@@ -271,6 +270,7 @@ __device__ void SumRows(From from_type, To to_type, const char* const* rows, int
 __device__ void ReceiveScalars(const CombineReceiveArgs& args, const ReceiveSlots& slots, int64_t t) {
   const MoeShape& shape = args.layout.shape;
   const int64_t local_top_k = shape.LocalTopK();
+#pragma unroll 1
   for (int64_t k = threadIdx.x; k < shape.top_k; k += kTokenThreads) {
     const int64_t slot = IndexBelow(args.route.slot[t * shape.top_k + k], shape.ranks * local_top_k);
     float value = 0.0f;
@@ -303,6 +303,7 @@ __global__ void __launch_bounds__(kTokenThreads, kTokenBlocks)
   __syncthreads();
   char* to = static_cast<char*>(args.out) + t * shape.hidden * ElementBytes(args.out_type);
   const int64_t step = static_cast<int64_t>(gridDim.y) * kTokenThreads * kCount;
+#pragma unroll 1
   for (int64_t at = (static_cast<int64_t>(blockIdx.y) * kTokenThreads + threadIdx.x) * kCount; at < shape.hidden;
        at += step) {
     SumRows<kCount>(from_type, to_type, rows_of_token, count, to, at);

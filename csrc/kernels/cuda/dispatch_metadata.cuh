@@ -24,6 +24,7 @@ __device__ __forceinline__ int32_t RankOf(const DispatchSendArgs& args, int32_t 
 
 // Whether choice k is the first one of the token that names its expert.
 __device__ __forceinline__ bool IsFirst(const int32_t* experts, int32_t k) {
+#pragma unroll 1
   for (int32_t i = 0; i < k; ++i) {
     if (experts[i] == experts[k]) return false;
   }
@@ -46,11 +47,13 @@ __device__ __forceinline__ void WriteMessageHead(const DispatchSendArgs& args, c
   const SlotLayout& layout = args.layout;
   const int32_t ranks = layout.shape.ranks;
   auto* rows = At<uint32_t>(slot, layout.CountsOffset());
+#pragma unroll 1
   for (int32_t peer = thread; peer < ranks; peer += threads) {
     rows[peer] = counts.rows(peer);
     rows[ranks + peer] = counts.expert_rows(peer);
   }
   auto* local_rows = At<uint32_t>(slot, layout.LocalRowsOffset());
+#pragma unroll 1
   for (int32_t e = thread; e < layout.shape.experts_per_rank; e += threads) local_rows[e] = counts.local_rows(rank, e);
   const int64_t entries = counts.expert_rows(rank);
   const int64_t entries_end = layout.EntriesOffset(counts.rows(rank)) + entries * static_cast<int64_t>(sizeof(Entry));
@@ -84,12 +87,14 @@ __device__ __forceinline__ void WriteEntry(const DispatchSendArgs& args, const C
   }
   const int32_t first_expert = rank * shape.experts_per_rank;
   int32_t before = 0;  // experts of the token at that rank that come before
+#pragma unroll 1
   for (int32_t i = 0; i < shape.top_k; ++i) {
     if (experts[i] >= first_expert && experts[i] < expert && counts.is_first(experts, i)) ++before;
   }
   args.route.slot[t * shape.top_k + k] = rank * shape.LocalTopK() + before;
   if (!counts.is_first(experts, k)) return;
   float weight = weights[k];
+#pragma unroll 1
   for (int32_t i = k + 1; i < shape.top_k; ++i) {
     if (experts[i] == expert) weight += weights[i];
   }

@@ -35,6 +35,7 @@ struct DispatchMessage {
     if (layout.shape.MaxRounds() == 1) {
       rows = header.rows;
     } else {
+#pragma unroll 1
       for (int32_t round = 0; round < layout.shape.MaxRounds(); ++round) rows += round_rows[round];
     }
     meta = At<RowMeta>(slot, layout.RowMetaOffset());
@@ -86,11 +87,13 @@ __device__ int32_t NumberRows(const DispatchReceiveArgs& args, const DispatchMes
   const int32_t lane = threadIdx.x % kWarp;
   const int32_t local_top_k = args.layout.shape.LocalTopK();
   int32_t count = 0;
+#pragma unroll 1
   for (int32_t base = begin; base < end; base += kWarp) {
     const int32_t row = base + lane;
     int32_t found = -1;
     if (row < end) {
       const int32_t first = message.EntryBegin(row), last = message.EntryEnd(row);
+#pragma unroll 1
       for (int32_t i = first; i < last && found < 0; ++i) {
         if (message.entries[i].local_expert == expert) found = i - first;
       }
@@ -117,6 +120,7 @@ __global__ void __launch_bounds__(kRowThreads)
   const int32_t end =
       element + 1 == args.elements ? message.rows : message.FirstRowFrom(first_token + args.element_rows);
   int32_t* positions = PositionsFrom(args, source);
+#pragma unroll 1
   for (int32_t expert = threadIdx.x / kWarp; expert < shape.experts_per_rank; expert += kRowWarps) {
     const int32_t count = NumberRows(args, message, positions, begin, end, expert);
     const int64_t group = static_cast<int64_t>(element) * shape.experts_per_rank + expert;
@@ -138,6 +142,7 @@ __global__ void __launch_bounds__(kScanThreads)
   int32_t* begins = workspace.begins + element * size;
   const int64_t first = element * shape.capacity, last = first + shape.capacity;
   int32_t so_far = 0;
+#pragma unroll 1
   for (int64_t base = 0; base < size; base += kScanThreads) {
     const int64_t i = base + threadIdx.x;
     const PairScan scan = ScanBlock<kScanThreads>({i < size ? counts[i] : 0, 0});
@@ -146,6 +151,7 @@ __global__ void __launch_bounds__(kScanThreads)
   }
   __syncthreads();
   const int64_t total = first + so_far;
+#pragma unroll 1
   for (int32_t expert = threadIdx.x; expert < shape.experts_per_rank; expert += kScanThreads) {
     const int64_t begin = begins[static_cast<int64_t>(expert) * shape.ranks];
     const int64_t end =
@@ -186,6 +192,7 @@ __device__ void MoveRow(const DispatchReceiveArgs& args, const RowFormat& format
   const int32_t element = ElementOf(args, message.meta[row].token);
   const bool is_here = row < static_cast<int32_t>(message.header.rows);
   const char* from = message.payload + row * format.stride;
+#pragma unroll 1
   for (int32_t base = 0; base < local_top_k; base += kWarp) {
     const int32_t i = base + lane;
     int32_t position = -1;
@@ -196,6 +203,7 @@ __device__ void MoveRow(const DispatchReceiveArgs& args, const RowFormat& format
     }
     if (i < local_top_k) positions[i] = position;
     uint32_t placed = is_here ? __ballot_sync(kAllLanes, position >= 0) : 0;
+#pragma unroll 1
     for (; placed != 0; placed &= placed - 1) {
       const int32_t to = __shfl_sync(kAllLanes, position, __ffs(placed) - 1);
       ReceiveRow<kCount>(format, {args.tokens_type, args.tokens, args.scales}, from, to, lane, kWarp);
@@ -214,8 +222,10 @@ __device__ void NoteRounds(const DispatchReceiveArgs& args, const ReceiveSlots& 
     return;
   }
   uint32_t rounds = 1;
+#pragma unroll 1
   for (int32_t s = lane; s < shape.ranks; s += kWarp) rounds = max(rounds, HeaderOf(slots[s]).rounds);
   rounds = __reduce_max_sync(kAllLanes, rounds);
+#pragma unroll 1
   for (int32_t round = lane; round < shape.MaxRounds(); round += kWarp) {
     rows[round] = round < static_cast<int32_t>(rounds) ? static_cast<int32_t>(message.round_rows[round]) : -1;
   }
@@ -227,14 +237,17 @@ __device__ void Pad(const DispatchReceiveArgs& args, const DispatchReceiveWorksp
   const MoeShape& shape = args.layout.shape;
   const int64_t row_words = shape.hidden * ElementBytes(args.tokens_type);
   const int64_t scale_count = args.layout.ScalesOfRow();
+#pragma unroll 1
   for (int32_t element = 0; element < args.elements; ++element) {
     const int64_t last = (element + 1) * shape.capacity;
     const int64_t used = element * shape.capacity + workspace.totals[element];
     const int64_t begin = used < last ? used : last;
+#pragma unroll 1
     for (int64_t c = begin + thread; c < last; c += threads) args.weights[c] = 0.0f;
     if (!args.zero_padding) continue;
     ZeroBytes(args.tokens, begin * row_words, last * row_words, thread, threads);
     if (args.scales == nullptr || !args.layout.quantised) continue;
+#pragma unroll 1
     for (int64_t i = begin * scale_count + thread; i < last * scale_count; i += threads) args.scales[i] = 0.0f;
   }
 }
@@ -255,12 +268,14 @@ __global__ void __launch_bounds__(kRowThreads)
   const DispatchMessage message(args.layout, slots[source]);
   const int32_t warp = static_cast<int32_t>(blockIdx.y) * kRowWarps + static_cast<int32_t>(threadIdx.x) / kWarp;
   const int32_t warps = static_cast<int32_t>(gridDim.y) * kRowWarps;
+#pragma unroll 1
   for (int32_t row = warp; row < message.rows; row += warps) {
     MoveRow<kCount>(args, format, workspace, message, source, row);
   }
   if (warp == 0) NoteRounds(args, slots, message, source);
   int32_t* positions = PositionsFrom(args, source);
   const int64_t end = static_cast<int64_t>(shape.max_tokens) * shape.LocalTopK();
+#pragma unroll 1
   for (int64_t i = static_cast<int64_t>(message.rows) * shape.LocalTopK() + blockIdx.y * kRowThreads + threadIdx.x;
        i < end; i += static_cast<int64_t>(gridDim.y) * kRowThreads) {
     positions[i] = -1;

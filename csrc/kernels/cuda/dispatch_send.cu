@@ -29,6 +29,7 @@ __device__ int32_t DistinctExperts(const DispatchSendArgs& args, int64_t t, int3
   const int32_t top_k = args.layout.shape.top_k;
   const int32_t* experts = args.experts + t * top_k;
   int32_t distinct = 0;
+#pragma unroll 1
   for (int32_t k = 0; k < top_k; ++k) {
     if (RankOf(args, experts[k]) != rank || !IsFirst(experts, k)) continue;
     ++distinct;
@@ -47,9 +48,11 @@ __global__ void __launch_bounds__(kThreads)
   int32_t* entry_begins = workspace.entry_begins + static_cast<int64_t>(rank) * shape.max_tokens;
   auto* meta = At<RowMeta>(args.slots[rank], args.layout.RowMetaOffset());
   uint32_t* local_rows = workspace.local_rows + static_cast<int64_t>(rank) * shape.experts_per_rank;
+#pragma unroll 1
   for (int32_t e = threadIdx.x; e < shape.experts_per_rank; e += kThreads) local_rows[e] = 0;
   __syncthreads();
   Pair so_far;  // rows and entries
+#pragma unroll 1
   for (int32_t base = 0; base < args.t_rows; base += kThreads) {
     const int32_t t = base + static_cast<int32_t>(threadIdx.x);
     const int32_t distinct = t < args.t_rows ? DistinctExperts(args, t, rank, local_rows) : 0;
@@ -76,6 +79,7 @@ __device__ int32_t EndOfRound(const DispatchSendArgs& args, const DispatchSendWo
   __shared__ int32_t end;
   if (threadIdx.x == 0) end = args.t_rows;
   __syncthreads();
+#pragma unroll 1
   for (int32_t rank = threadIdx.x; rank < shape.ranks; rank += kThreads) {
     const int32_t row = workspace.round_begins[rank] + shape.MessageRows();
     if (row >= workspace.rows[rank]) continue;
@@ -92,11 +96,14 @@ __global__ void __launch_bounds__(kThreads)
                  KernelTimes* times) {
   const KernelTimer timer(times);
   const MoeShape& shape = args.layout.shape;
+#pragma unroll 1
   for (int32_t rank = threadIdx.x; rank < shape.ranks; rank += kThreads) workspace.round_begins[rank] = 0;
+#pragma unroll 1
   for (int32_t round = 0; round < shape.MaxRounds(); ++round) {
     // Each thread goes on with the ranks that it began with: no other one reads their round_begins.
     const int32_t end = EndOfRound(args, workspace);
     if (threadIdx.x == 0) args.route.token_ends[round] = end;
+#pragma unroll 1
     for (int32_t rank = threadIdx.x; rank < shape.ranks; rank += kThreads) {
       const int32_t* tokens = workspace.row_tokens + static_cast<int64_t>(rank) * shape.max_tokens;
       const int32_t begin = workspace.round_begins[rank];

@@ -49,6 +49,7 @@ struct SharedBegins {
 __device__ void LoadCounts(const DispatchReceiveArgs& args, const ReceiveSlots& slots, const SharedBegins& shared) {
   const MoeShape& shape = args.layout.shape;
   const int32_t experts = shape.experts_per_rank;
+#pragma unroll 1
   for (int32_t i = threadIdx.x; i < shape.ranks * experts; i += kRowThreads) {
     shared.counts[i] =
         static_cast<int32_t>(At<uint32_t>(slots[i / experts], args.layout.LocalRowsOffset())[i % experts]);
@@ -60,14 +61,17 @@ __device__ int32_t FindBegins(const DispatchReceiveArgs& args, const SharedBegin
   const MoeShape& shape = args.layout.shape;
   const int32_t experts = shape.experts_per_rank;
   const auto lane = static_cast<int32_t>(threadIdx.x % kWarp);
+#pragma unroll 1
   for (int32_t expert = threadIdx.x / kWarp; expert < experts; expert += kRowWarps) {
     int32_t total = 0;
+#pragma unroll 1
     for (int32_t s = lane; s < shape.ranks; s += kWarp) total += shared.counts[s * experts + expert];
     total = __reduce_add_sync(kAllLanes, total);
     if (lane == 0) shared.totals[expert] = total;
   }
   __syncthreads();
   int32_t so_far = 0;
+#pragma unroll 1
   for (int32_t base = 0; base < experts; base += kRowThreads) {
     const int32_t expert = base + static_cast<int32_t>(threadIdx.x);
     const PairScan scan = ScanBlock<kRowThreads>({expert < experts ? shared.totals[expert] : 0, 0});
@@ -82,6 +86,7 @@ __device__ int32_t FindBegins(const DispatchReceiveArgs& args, const SharedBegin
 __device__ __forceinline__ int32_t BeginOf(const SharedBegins& shared, int32_t experts, uint32_t expert, int32_t source,
                                            int32_t lane) {
   int32_t before = 0;
+#pragma unroll 1
   for (int32_t s = lane; s < source; s += kWarp) before += shared.counts[s * experts + static_cast<int32_t>(expert)];
   return shared.begins[expert] + __reduce_add_sync(kAllLanes, before);
 }
@@ -89,6 +94,7 @@ __device__ __forceinline__ int32_t BeginOf(const SharedBegins& shared, int32_t e
 // By one block of the launch.
 __device__ void WriteSizes(const DispatchReceiveArgs& args, const SharedBegins& shared, int32_t total) {
   const MoeShape& shape = args.layout.shape;
+#pragma unroll 1
   for (int32_t expert = threadIdx.x; expert < shape.experts_per_rank; expert += kRowThreads) {
     const int64_t begin = shared.begins[expert], end = begin + shared.totals[expert];
     args.group_sizes[expert] = static_cast<int32_t>((end < shape.capacity ? end : shape.capacity) -
@@ -104,10 +110,12 @@ __device__ void Pad(const DispatchReceiveArgs& args, int64_t used, int64_t threa
   const MoeShape& shape = args.layout.shape;
   const int64_t row_bytes = shape.hidden * ElementBytes(args.tokens_type);
   const int64_t scale_count = args.layout.ScalesOfRow();
+#pragma unroll 1
   for (int64_t c = used + thread; c < shape.capacity; c += threads) args.weights[c] = 0.0f;
   if (!args.zero_padding) return;
   ZeroBytes(args.tokens, used * row_bytes, shape.capacity * row_bytes, thread, threads);
   if (args.scales == nullptr || !args.layout.quantised) return;
+#pragma unroll 1
   for (int64_t i = used * scale_count + thread; i < shape.capacity * scale_count; i += threads) args.scales[i] = 0.0f;
 }
 
@@ -138,6 +146,7 @@ constexpr Entry kNoEntry = {0xffffffffu, 0};
 __device__ __forceinline__ int32_t CountBefore(const Entry* entries, const Entry& first, int32_t end, uint32_t expert,
                                                int32_t lane) {
   int32_t count = __popc(__ballot_sync(kAllLanes, lane < end && first.local_expert == expert));
+#pragma unroll 1
   for (int32_t base = kWarp; base < end; base += kWarp) {
     const int32_t i = base + lane;
     count += __popc(__ballot_sync(kAllLanes, i < end && entries[i].local_expert == expert));
@@ -180,6 +189,7 @@ class RowInFlight {
     const MoeShape& shape = args.layout.shape;
     const int32_t local_top_k = shape.LocalTopK();
     int32_t* positions = args.route.positions + (static_cast<int64_t>(source) * shape.max_tokens + row_) * local_top_k;
+#pragma unroll 1
     for (int32_t i = 0; i < end_ - begin_; ++i) {
       const Entry entry = EntryAt(message, begin_ + i);
       const int32_t number = CountBefore(message.entries, first_entry_, begin_, entry.local_expert, lane_);
@@ -192,6 +202,7 @@ class RowInFlight {
       if (fits) Store(args, format, position);
     }
     if (part_ != 0) return;
+#pragma unroll 1
     for (int32_t i = end_ - begin_ + lane_; i < local_top_k; i += kWarp) positions[i] = -1;
   }
 
@@ -205,6 +216,7 @@ class RowInFlight {
       pieces_.Store(static_cast<char*>(args.tokens) + position * row_bytes, part_, row_bytes, lane_);
       if (part_ != 0 || !format.quantised) return;
       const auto* scales = At<float>(from_, format.scales_offset);
+#pragma unroll 1
       for (int64_t s = lane_; s < format.scale_count; s += kWarp) {
         args.scales[position * format.scale_count + s] = scales[s];
       }
@@ -232,6 +244,7 @@ __device__ void PadPositions(const DispatchReceiveArgs& args, int32_t source, in
   const MoeShape& shape = args.layout.shape;
   int32_t* positions = args.route.positions + static_cast<int64_t>(source) * shape.max_tokens * shape.LocalTopK();
   const int32_t end = shape.max_tokens * shape.LocalTopK();
+#pragma unroll 1
   for (int32_t i = rows * shape.LocalTopK() + threadIdx.x; i < end; i += kRowThreads) positions[i] = -1;
   if (threadIdx.x == 0) args.route.rows[source] = rows;
 }
@@ -257,12 +270,14 @@ __global__ void __launch_bounds__(kRowThreads, kBlocks)
   RowInFlight<kCount, kWhole> first(format, message, place.row, item % parts);
   const int32_t total = FindBegins(args, shared);
   if (item < items) first.Place(args, format, shared, message, place.message);
+#pragma unroll 1
   for (item += warps; item < items; item += warps) {
     const RowInMessage next = list.Find(item / parts);
     const Message of(args.layout, slots[next.message]);
     RowInFlight<kCount, kWhole>(format, of, next.row, item % parts).Place(args, format, shared, of, next.message);
   }
   if (blockIdx.x == 0) WriteSizes(args, shared, total);
+#pragma unroll 1
   for (int32_t source = blockIdx.x; source < shape.ranks; source += gridDim.x) {
     PadPositions(args, source, list.rows_of(source));
   }

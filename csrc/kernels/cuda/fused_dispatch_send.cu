@@ -84,7 +84,9 @@ template <bool kPrefetch>
 __device__ void LoadChoices(const DispatchSendArgs& args, const SharedCounts& shared, int64_t token) {
   const MoeShape& shape = args.layout.shape;
   const int64_t choices = static_cast<int64_t>(args.t_rows) * shape.top_k;
+#pragma unroll 1
   for (int64_t i = threadIdx.x; i < choices; i += kSendThreads) shared.experts[i] = args.experts[i];
+#pragma unroll 1
   for (int64_t rank = threadIdx.x; rank < shape.ranks; rank += kSendThreads) {
     shared.slots[rank] = args.slots[rank];
     shared.all[rank] = shared.before[rank] = 0;
@@ -92,9 +94,11 @@ __device__ void LoadChoices(const DispatchSendArgs& args, const SharedCounts& sh
   }
   if (token < 0) {
     const int64_t experts = static_cast<int64_t>(shape.ranks) * shape.experts_per_rank;
+#pragma unroll 1
     for (int64_t e = threadIdx.x; e < experts; e += kSendThreads) shared.local[e] = 0;
     return;
   }
+#pragma unroll 1
   for (int64_t k = threadIdx.x; k < shape.top_k; k += kSendThreads) {
     shared.weights[k] = args.weights[token * shape.top_k + k];
   }
@@ -102,6 +106,7 @@ __device__ void LoadChoices(const DispatchSendArgs& args, const SharedCounts& sh
   // The row comes while choices are counted.
   const int64_t row_bytes = shape.hidden * ElementBytes(args.x_type);
   const char* row = static_cast<const char*>(args.x) + token * row_bytes;
+#pragma unroll 1
   for (int64_t at = threadIdx.x * 128; at < row_bytes; at += kSendThreads * 128) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(row + at));
   }
@@ -114,6 +119,7 @@ __device__ __forceinline__ uint32_t CountOf(const MoeShape& shape, const int32_t
   // The last ranks may have fewer.
   const int32_t end = min(first_expert + shape.experts_per_rank, shape.experts);
   uint32_t count = kOneRow | kOneExpertRow;
+#pragma unroll 1
   for (int32_t i = 0; i < k; ++i) {
     if (experts[i] == experts[k]) return 0;
     if (experts[i] >= first_expert && experts[i] < end) count = kOneExpertRow;
@@ -124,6 +130,7 @@ __device__ __forceinline__ uint32_t CountOf(const MoeShape& shape, const int32_t
 __device__ void CountChoices(const DispatchSendArgs& args, const SharedCounts& shared, int64_t token) {
   const MoeShape& shape = args.layout.shape;
   const int32_t choices = args.t_rows * shape.top_k;
+#pragma unroll 1
   for (int32_t choice = threadIdx.x; choice < choices; choice += kSendThreads) {
     const int32_t rank = RankOf(args, shared.experts[choice]);
     const int32_t t = choice / shape.top_k, k = choice % shape.top_k;
@@ -157,15 +164,29 @@ __device__ void WriteMetadata(const DispatchSendArgs& args, const SharedCounts& 
   const FusedCounts counts{shared, shape.experts_per_rank};
   const int32_t* experts = shared.experts + token * shape.top_k;
   const auto thread = static_cast<int32_t>(kSendThreads - 1 - threadIdx.x);
+#pragma unroll 1
   for (int32_t k = thread; k < shape.top_k; k += kSendThreads) {
     WriteEntry(args, counts, shared.slots, experts, shared.weights, token, k);
   }
+#pragma unroll 1
   for (int32_t rank = thread; rank < shape.ranks; rank += kSendThreads) {
     const int32_t row = shared.index[rank];
     args.route.index[token * shape.ranks + rank] = row;
     if (row < 0) continue;
     At<RowMeta>(shared.slots[rank], args.layout.RowMetaOffset())[row] =
         RowMeta{static_cast<uint32_t>(token), shared.before[rank] >> 16};
+  }
+}
+
+// Out of the way of the blocks that have a token.
+__device__ __noinline__ void WriteHeads(const DispatchSendArgs& args, const SharedCounts& shared) {
+  const MoeShape& shape = args.layout.shape;
+  constexpr int32_t kWarps = kSendThreads / kWarp;
+  const auto warp = static_cast<int32_t>(blockIdx.x * kWarps + threadIdx.x / kWarp);
+#pragma unroll 1
+  for (int32_t rank = warp; rank < shape.ranks; rank += kHeadBlocks * kWarps) {
+    WriteMessageHead(args, FusedCounts{shared, shape.experts_per_rank}, shared.slots[rank], rank, threadIdx.x % kWarp,
+                     kWarp);
   }
 }
 
@@ -199,14 +220,8 @@ __global__ void __launch_bounds__(kSendThreads)
   __syncthreads();
   CountChoices(args, shared, token);
   __syncthreads();
-  if (token < 0) {
-    const int32_t warp = blockIdx.x * (kSendThreads / kWarp) + threadIdx.x / kWarp;
-    for (int32_t rank = warp; rank < shape.ranks; rank += kHeadBlocks * (kSendThreads / kWarp)) {
-      WriteMessageHead(args, FusedCounts{shared, shape.experts_per_rank}, shared.slots[rank], rank, threadIdx.x % kWarp,
-                       kWarp);
-    }
-    return;
-  }
+  if (token < 0) return WriteHeads(args, shared);
+#pragma unroll 1
   for (int32_t k = threadIdx.x; k < shape.top_k; k += kSendThreads) {
     FindPlace(args, format, shared, token, k, &place_count);
   }

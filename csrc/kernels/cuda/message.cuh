@@ -28,6 +28,7 @@ __device__ __forceinline__ int64_t IndexBelow(int32_t value, int64_t bound) {
 
 // Zeroes bytes [begin, end), which are multiples of 4, by threads [0, threads).
 __device__ __forceinline__ void ZeroWords(void* base, int64_t begin, int64_t end, int thread, int threads) {
+#pragma unroll 1
   for (int64_t at = begin + 4 * thread; at < end; at += 4 * threads) *At<uint32_t>(base, at) = 0;
 }
 
@@ -37,8 +38,11 @@ __device__ __forceinline__ void ZeroBytes(void* base, int64_t begin, int64_t end
   int64_t from = AlignUp(static_cast<int64_t>(address) + begin, 16) - static_cast<int64_t>(address);
   if (from > end) from = end;
   const int64_t words = (end - from) / 16;
+#pragma unroll 1
   for (int64_t i = begin + thread; i < from; i += threads) *At<char>(base, i) = 0;
+#pragma unroll 1
   for (int64_t i = thread; i < words; i += threads) *At<uint4>(base, from + 16 * i) = uint4{0, 0, 0, 0};
+#pragma unroll 1
   for (int64_t i = from + 16 * words + thread; i < end; i += threads) *At<char>(base, i) = 0;
 }
 

@@ -31,6 +31,7 @@ __device__ __forceinline__ void ReceiveRow(const RowFormat& format, const RowTar
     DequantiseRow<kCount>(to, target.type, from, scales, format.hidden, thread, threads);
   }
   if (!format.quantised || target.type != format.type) return;
+#pragma unroll 1
   for (int64_t i = thread; i < format.scale_count; i += threads) {
     target.scales[position * format.scale_count + i] = scales[i];
   }

@@ -34,6 +34,7 @@ __global__ void __launch_bounds__(kRowThreads)
   if (threadIdx.x == 0) first_row = shape.max_tokens, rows = 0;
   __syncthreads();
   const IndexRange tokens = TokensInRound(shape, args.route, args.t_rows, args.round);
+#pragma unroll 1
   for (int64_t t = tokens.begin + threadIdx.x; t < tokens.end; t += kRowThreads) {
     const auto row = static_cast<int32_t>(IndexBelow(args.route.index[t * shape.ranks + rank], shape.max_tokens));
     if (row < 0) continue;
@@ -67,6 +68,7 @@ __global__ void __launch_bounds__(kRowThreads)
   const int64_t entries = RowsInRound(shape, args.route, source, rounds - 1).end * local_top_k;
   const int32_t* positions = args.route.positions + source * shape.max_tokens * local_top_k;
   int64_t used = 0;
+#pragma unroll 1
   for (int64_t i = threadIdx.x; i < entries; i += kRowThreads) {
     const int64_t position = IndexBelow(positions[i], shape.capacity);
     if (used <= position) used = position + 1;
@@ -87,6 +89,7 @@ __global__ void __launch_bounds__(kRowThreads)
   const int64_t threads = static_cast<int64_t>(gridDim.x) * kRowThreads;
   ZeroBytes(args.out, used * row_bytes, shape.capacity * row_bytes, thread, threads);
   if (args.dots == nullptr) return;
+#pragma unroll 1
   for (int64_t c = (args.y != nullptr ? used : 0) + thread; c < shape.capacity; c += threads) args.dots[c] = 0.0f;
 }
 
@@ -95,6 +98,7 @@ __device__ float Dot(const void* a, ElementType a_type, const void* b, ElementTy
                      int32_t lane) {
   const AnyType a_elements{a_type}, b_elements{b_type};
   float sum = 0;
+#pragma unroll 1
   for (int64_t at = static_cast<int64_t>(lane) * kCount; at < hidden; at += kWarp * kCount) {
     const Floats<kCount> x = a_elements.Load<kCount>(a, at), y = b_elements.Load<kCount>(b, at);
 #pragma unroll
@@ -117,6 +121,7 @@ __device__ void ReceiveOne(const RedispatchReceiveArgs& args, const RowFormat& f
     const AnyType source{format.type}, target{args.out_type};
     const float weight = args.row_weights[position];
     char* to = static_cast<char*>(args.out) + position * hidden * ElementBytes(args.out_type);
+#pragma unroll 1
     for (int64_t at = static_cast<int64_t>(lane) * kCount; at < hidden; at += kWarp * kCount) {
       Floats<kCount> floats = source.Load<kCount>(row, at);
 #pragma unroll
@@ -144,7 +149,9 @@ __global__ void __launch_bounds__(kRowThreads)
   const int64_t rows = range.size() < sent ? range.size() : sent;
   const char* payload = At<char>(slots[source], args.layout.PlainPayloadOffset());
   const int32_t* positions = args.route.positions + (source * shape.max_tokens + range.begin) * local_top_k;
+#pragma unroll 1
   for (int64_t row = blockIdx.y * kRowWarps + threadIdx.x / kWarp; row < rows; row += gridDim.y * kRowWarps) {
+#pragma unroll 1
     for (int64_t i = 0; i < local_top_k; ++i) {
       const int64_t position = IndexBelow(positions[row * local_top_k + i], shape.capacity);
       if (position >= 0) ReceiveOne<kCount>(args, format, payload + row * format.stride, position);

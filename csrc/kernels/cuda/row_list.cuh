@@ -25,6 +25,7 @@ class RowList {
   __device__ __forceinline__ void Fill(int32_t messages, RowsOf rows_of) {
     messages_ = messages;
     rows_ = 0;
+#pragma unroll 1
     for (int32_t base = 0; base < messages; base += kThreads) {
       const int32_t i = base + static_cast<int32_t>(threadIdx.x);
       const PairScan scan = ScanBlock<kThreads>({i < messages ? static_cast<int32_t>(rows_of(i)) : 0, 0});

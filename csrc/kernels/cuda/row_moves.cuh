@@ -20,6 +20,7 @@ __device__ __forceinline__ void CopyElements(void* to, const void* from, int64_t
   using Raw = RawElements<kCount, kElementBytes>;
   const int64_t step = static_cast<int64_t>(threads) * kCount;
   int64_t at = static_cast<int64_t>(thread) * kCount;
+#pragma unroll 1
   for (; at + (kInFlight - 1) * step < hidden; at += kInFlight * step) {
     Raw raw[kInFlight];
 #pragma unroll
@@ -27,6 +28,7 @@ __device__ __forceinline__ void CopyElements(void* to, const void* from, int64_t
 #pragma unroll
     for (int i = 0; i < kInFlight; ++i) raw[i].Store(At<char>(to, (at + i * step) * kElementBytes));
   }
+#pragma unroll 1
   for (; at < hidden; at += step) {
     Raw raw;
     raw.Load(At<char>(from, at * kElementBytes));
@@ -54,14 +56,16 @@ __device__ __forceinline__ void ConvertRow(void* to, ElementType to_type, const 
                                            int64_t hidden, int thread, int threads) {
   if (to_type == from_type) return CopyRow<kCount>(to, from, to_type, hidden, thread, threads);
   const AnyType target{to_type}, source{from_type};
+#pragma unroll 1
   for (int64_t at = static_cast<int64_t>(thread) * kCount; at < hidden; at += static_cast<int64_t>(threads) * kCount) {
     target.Store<kCount>(to, at, source.Load<kCount>(from, at));
   }
 }
 
-// What lies between a row's elements and its end.
-__device__ __forceinline__ void ZeroRowPadding(void* row, int64_t used_bytes, int64_t stride, int thread, int threads) {
-  for (int64_t at = used_bytes + thread; at < stride; at += threads) *At<char>(row, at) = 0;
+// What lies between a row's elements and its end: bytes [begin, end).
+__device__ __forceinline__ void ZeroRowPadding(void* row, int32_t begin, int32_t end, int thread, int threads) {
+#pragma unroll 1
+  for (int32_t at = begin + thread; at < end; at += threads) *At<char>(row, at) = 0;
 }
 
 // ---- float8_e4m3fn with scales, as csrc/kernels/cpu/quantise.cc -----------------------------------------------------
@@ -83,6 +87,7 @@ __device__ __forceinline__ float LargestMagnitude(const Floats<kCount>& floats) 
 
 // Over neighbouring threads, `group` (a power of two) of them.
 __device__ __forceinline__ float LargestOf(float value, int group) {
+#pragma unroll 1
   for (int i = group / 2; i > 0; i /= 2) value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, i));
   return value;
 }
@@ -112,6 +117,7 @@ __device__ __forceinline__ void DequantiseRow(void* to, ElementType to_type, con
                                               int64_t hidden, int thread, int threads) {
   const AnyType target{to_type};
   const StaticType<ElementType::kFloat8E4m3fn> source;
+#pragma unroll 1
   for (int64_t at = static_cast<int64_t>(thread) * kCount; at < hidden; at += static_cast<int64_t>(threads) * kCount) {
     // A block is a multiple of kCount.
     const float scale = scales[at / kScaleBlock];

@@ -23,9 +23,11 @@ struct Places {
 
 template <int kCount, int kElementBytes>
 __device__ __forceinline__ void SendBits(const Places& places, const char* from, int64_t hidden) {
+#pragma unroll 1
   for (int64_t at = static_cast<int64_t>(threadIdx.x) * kCount; at < hidden; at += kSendThreads * kCount) {
     RawElements<kCount, kElementBytes> raw;
     raw.Load(from + at * kElementBytes);
+#pragma unroll 1
     for (int i = 0; i < places.count; ++i) raw.Store(places.rows[i] + at * kElementBytes);
   }
 }
@@ -34,8 +36,10 @@ template <int kCount>
 __device__ __forceinline__ void SendConverted(const Places& places, ElementType to_type, const void* from,
                                               ElementType from_type, int64_t hidden) {
   const AnyType target{to_type}, source{from_type};
+#pragma unroll 1
   for (int64_t at = static_cast<int64_t>(threadIdx.x) * kCount; at < hidden; at += kSendThreads * kCount) {
     const Floats<kCount> floats = source.Load<kCount>(from, at);
+#pragma unroll 1
     for (int i = 0; i < places.count; ++i) target.Store<kCount>(places.rows[i], at, floats);
   }
 }
@@ -84,9 +88,11 @@ class QuantisedBatch {
         const int64_t at = Element(block, i);
         if (at >= format.hidden) continue;
         const auto raw = Quantise(floats[i], scale.inverse);
+#pragma unroll 1
         for (int place = 0; place < places.count; ++place) raw.Store(places.rows[place] + at);
       }
       if (threadIdx.x % kGroup != 0 || block >= format.scale_count) continue;
+#pragma unroll 1
       for (int place = 0; place < places.count; ++place) {
         At<float>(places.rows[place], format.scales_offset)[block] = scale.scale;
       }
@@ -108,6 +114,7 @@ template <int kCount, typename Source>
 __device__ __forceinline__ void SendQuantised(const Places& places, const RowFormat& format, const void* from,
                                               Source source) {
   using Batch = QuantisedBatch<kCount, Source>;
+#pragma unroll 1
   for (int64_t first = 0; first < format.scale_count; first += Batch::kBlocks) {
     Batch batch;
     batch.Load(format, source, from, first);
@@ -137,23 +144,23 @@ __device__ __forceinline__ void SendRow(const RowFormat& format, const RowSource
   }
 }
 
-// What a message holds besides the elements of a row.
+// What a message holds besides the elements of a row; a warp for each place.
 __device__ __forceinline__ void SendRest(const RowFormat& format, const RowSource& source, const Places& places,
                                          int64_t t) {
-  const int64_t element_bytes = format.hidden * ElementBytes(format.type);
-  for (int i = 0; i < places.count; ++i) {
-    if (!format.quantised) {
-      ZeroRowPadding(places.rows[i], element_bytes, format.stride, threadIdx.x, kSendThreads);
-      continue;
-    }
-    ZeroRowPadding(places.rows[i], element_bytes, format.scales_offset, threadIdx.x, kSendThreads);
-    ZeroRowPadding(places.rows[i], format.scales_offset + 4 * format.scale_count, format.stride, threadIdx.x,
-                   kSendThreads);
+  const auto element_bytes = static_cast<int32_t>(format.hidden * ElementBytes(format.type));
+  const auto stride = static_cast<int32_t>(format.stride);
+  const auto scales_offset = static_cast<int32_t>(format.quantised ? format.scales_offset : stride);
+  const auto lane = static_cast<int32_t>(threadIdx.x % kWarp);
+#pragma unroll 1
+  for (int32_t i = threadIdx.x / kWarp; i < places.count; i += kSendThreads / kWarp) {
+    ZeroRowPadding(places.rows[i], element_bytes, scales_offset, lane, kWarp);
+    if (!format.quantised) continue;
+    const auto scale_count = static_cast<int32_t>(format.scale_count);
+    ZeroRowPadding(places.rows[i], scales_offset + 4 * scale_count, stride, lane, kWarp);
     if (source.type != format.type) continue;
-    auto* scales = At<float>(places.rows[i], format.scales_offset);
-    for (int64_t s = threadIdx.x; s < format.scale_count; s += kSendThreads) {
-      scales[s] = source.scales[t * format.scale_count + s];
-    }
+    auto* scales = At<float>(places.rows[i], scales_offset);
+#pragma unroll 1
+    for (int32_t s = lane; s < scale_count; s += kWarp) scales[s] = source.scales[t * scale_count + s];
   }
 }
 

@@ -16,6 +16,7 @@ namespace {
 __device__ int FindPlaces(const SendRowsArgs& args, int64_t t, char** rows) {
   const int lane = threadIdx.x;
   int count = 0;
+#pragma unroll 1
   for (int64_t base = 0; base < args.shape.ranks; base += kWarp) {
     const int64_t rank = base + lane;
     int64_t row = -1;

@@ -178,8 +178,8 @@ __device__ void WriteMetadata(const DispatchSendArgs& args, const SharedCounts& 
   }
 }
 
-// Out of the way of the blocks that have a token.
-__device__ __noinline__ void WriteHeads(const DispatchSendArgs& args, const SharedCounts& shared) {
+// By the blocks that have no token.
+__device__ __forceinline__ void WriteHeads(const DispatchSendArgs& args, const SharedCounts& shared) {
   const MoeShape& shape = args.layout.shape;
   constexpr int32_t kWarps = kSendThreads / kWarp;
   const auto warp = static_cast<int32_t>(blockIdx.x * kWarps + threadIdx.x / kWarp);

@@ -97,6 +97,8 @@ int64_t ModelledCall::PackMetadata(int32_t target, MessageHeader& header, std::b
   }
   const int64_t rows = workload.Rows(me(), target);
   const int64_t entries = workload.Entries(me(), target);
+  auto* local_rows = reinterpret_cast<uint32_t*>(slot + layout.LocalRowsOffset());
+  std::fill_n(local_rows, shape.experts_per_rank, 0);
   auto* meta = reinterpret_cast<RowMeta*>(slot + layout.RowMetaOffset());
   auto* entry = reinterpret_cast<Entry*>(slot + layout.EntriesOffset(rows));
   int64_t begin = 0;
@@ -104,7 +106,10 @@ int64_t ModelledCall::PackMetadata(int32_t target, MessageHeader& header, std::b
     meta[row] = {static_cast<uint32_t>(row), static_cast<uint32_t>(begin)};
     // As evenly as the counts allow: which row has how many changes no size.
     const int64_t end = (row + 1) * entries / rows;
-    for (int64_t i = begin; i < end; ++i) entry[i] = {static_cast<uint32_t>(i - begin), 1.0f};
+    for (int64_t i = begin; i < end; ++i) {
+      entry[i] = {static_cast<uint32_t>(i - begin), 1.0f};
+      ++local_rows[i - begin];
+    }
     begin = end;
   }
   header.expert_rows = static_cast<uint32_t>(entries);

@@ -8,14 +8,14 @@
 #   smoke     the machine, one test of each kind, a short benchmark (under a minute)
 #   correct   every kernel over many shapes, types and routings, bit by bit
 #   sanitize  compute-sanitizer's memcheck and racecheck on small shapes
-#   speed     kernel times beside a copy of the same bytes
+#   speed     kernel times beside a copy of the same bytes; round trips between device and host
 # DIR (default: .gpu/out) gets logs/ of each step, PART.jsonl with measurements and PART.md with the table that is
 # printed at the end. Exit code 0: every step passed.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
 BIN=.gpu
-TARGETS=(moe_kernels_test rounds_test adjoint_test kernels_benchmark)
+TARGETS=(moe_kernels_test rounds_test adjoint_test signal_test kernels_benchmark signals_benchmark)
 part="" out="$BIN/out" build=0
 usage() { sed -n '2,16s/^# \{0,1\}//p' "$0"; }
 while [[ $# -gt 0 ]]; do
@@ -94,9 +94,11 @@ case "$part" in
   smoke)
     step machine nvidia-smi
     step adjoint timeout 100 "$BIN/adjoint_test"
+    step signals timeout 100 "$BIN/signal_test"
     step kernels timeout 100 "$BIN/moe_kernels_test" --gtest_filter='MoeKernelsTest.Typical*:MoeKernelsTest.*One*'
     step benchmark benchmark --graphs 4 ;;
   correct)
+    step signals timeout 300 "$BIN/signal_test"
     step adjoint timeout 300 "$BIN/adjoint_test"
     step rounds sharded rounds_test 6
     step kernels sharded moe_kernels_test 8
@@ -109,12 +111,26 @@ case "$part" in
     step memcheck_rounds timeout 100 compute-sanitizer --tool memcheck --error-exitcode 1 "$BIN/rounds_test" --gtest_filter="$small"
     step racecheck timeout 250 compute-sanitizer --tool racecheck --error-exitcode 1 "$BIN/moe_kernels_test" --gtest_filter="$small" ;;
   speed)
+    step signals timeout 100 sh -c "$BIN/signals_benchmark | tee '$out/signals.jsonl'"
     step decode_ep64_fp8 benchmark
     step decode_ep64_bf16 benchmark --fp8 0
     step decode_ep8_fp8 benchmark --ranks 8
     step prefill_ep8_fp8 benchmark --ranks 8 --tokens 4096 --graphs 12 ;;
 esac
 
+if [[ -s $out/signals.jsonl ]]; then
+  {
+    echo
+    echo "| between device and host | us (p50) | p99 | p99.9 | min | max | n |"
+    echo "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
+    python3 -c '
+import json, sys
+for line in open(sys.argv[1]):
+    r = json.loads(line)
+    print("|", " | ".join(str(r[k]) for k in ("case", "median", "p99", "p999", "min", "max", "n")), "|")
+' "$out/signals.jsonl"
+  } >>"$table"
+fi
 if [[ -s $measured ]]; then
   {
     echo

@@ -1,9 +1,9 @@
 // DispatchReceive: where the rows of all rounds go, and those of the first one there.
 //
-// 1. CountKernel: how many rows each source has for each group, and each row's number among them. Kept in
-//    route.positions for a while.
+// 1. CountKernel: how many rows each source has for each group, and each row's number among them.
 // 2. ScanKernel: where each source's rows of a group begin. Groups lie one after the other, and within a group sources.
 // 3. MoveKernel: final positions, the rows themselves, and what no row goes to.
+#include <algorithm>
 #include <cstdint>
 
 #include "csrc/kernels/cuda/block_scan.cuh"
@@ -43,6 +43,7 @@ struct DispatchMessage {
     payload = At<char>(slot, static_cast<int64_t>(header.payload_offset));
   }
 
+  __device__ int32_t expert_rows() const { return static_cast<int32_t>(header.expert_rows); }
   __device__ int32_t EntryBegin(int32_t row) const { return static_cast<int32_t>(meta[row].entry_begin); }
   __device__ int32_t EntryEnd(int32_t row) const {
     return static_cast<int32_t>(row + 1 < rows ? meta[row + 1].entry_begin : header.expert_rows);
@@ -81,50 +82,70 @@ __device__ __forceinline__ int32_t* PositionsFrom(const DispatchReceiveArgs& arg
 
 // ---- Counting ------------------------------------------------------------------------------------------------------
 
-// By one warp: the rows [begin, end) of a message that have an expert, numbered.
-__device__ int32_t NumberRows(const DispatchReceiveArgs& args, const DispatchMessage& message, int32_t* positions,
-                              int32_t begin, int32_t end, uint32_t expert) {
-  const int32_t lane = threadIdx.x % kWarp;
-  const int32_t local_top_k = args.layout.shape.LocalTopK();
-  int32_t count = 0;
-#pragma unroll 1
-  for (int32_t base = begin; base < end; base += kWarp) {
-    const int32_t row = base + lane;
-    int32_t found = -1;
-    if (row < end) {
-      const int32_t first = message.EntryBegin(row), last = message.EntryEnd(row);
-#pragma unroll 1
-      for (int32_t i = first; i < last && found < 0; ++i) {
-        if (message.entries[i].local_expert == expert) found = i - first;
-      }
-    }
-    const uint32_t have = __ballot_sync(kAllLanes, found >= 0);
-    if (found >= 0) {
-      positions[static_cast<int64_t>(row) * local_top_k + found] = count + __popc(have & ((1u << lane) - 1));
-    }
-    count += __popc(have);
-  }
-  return count;
+// What a block counts in shared memory: each warp the rows of each expert in its part of the entries.
+constexpr int64_t kMostCountBytes = 48 << 10;
+
+// Warps of a block of CountKernel; 0: there is no room to count for so many experts.
+int32_t CountWarps(const MoeShape& shape) {
+  return static_cast<int32_t>(std::min<int64_t>(kRowWarps, kMostCountBytes / 4 / shape.experts_per_rank));
 }
 
-// A block for each source and element, a warp for an expert at a time.
+// By one warp: entry `i`, which may be none, among those of the same expert in [32 * (i / 32), i). Adds all 32 to
+// counts.
+__device__ __forceinline__ int32_t NumberEntry(const Entry* entries, int32_t i, int32_t end, int32_t* counts) {
+  const int32_t lane = threadIdx.x % kWarp;
+  const bool is_entry = i < end;
+  const uint32_t expert = is_entry ? entries[i].local_expert : 0xffffffffu;
+  const uint32_t same = __match_any_sync(kAllLanes, expert);
+  const uint32_t before = same & ((1u << lane) - 1);
+  const int32_t number = is_entry ? counts[expert] + __popc(before) : 0;
+  __syncwarp();  // all have read the counts
+  if (is_entry && before == 0) counts[expert] += __popc(same);
+  __syncwarp();
+  return number;
+}
+
+// A block for each source and element. Entries are in the order of rows, so a row's number among those of its source
+// for an expert is its entry's among those of the expert. Counts twice: where each warp's part begins, then for good.
 __global__ void __launch_bounds__(kRowThreads)
     CountKernel(const __grid_constant__ DispatchReceiveArgs args,
                 const __grid_constant__ DispatchReceiveWorkspace workspace, ReceiveSlots slots, KernelTimes* times) {
   const KernelTimer timer(times);
+  extern __shared__ int32_t shared_counts[];  // [warps, experts_per_rank]
   const MoeShape& shape = args.layout.shape;
+  const int32_t experts = shape.experts_per_rank;
   const int32_t source = blockIdx.x, element = blockIdx.y;
+  const auto threads = static_cast<int32_t>(blockDim.x);
+  const int32_t warps = threads / kWarp, warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const DispatchMessage message(args.layout, slots[source]);
   const int64_t first_token = static_cast<int64_t>(element) * args.element_rows;
-  const int32_t begin = element == 0 ? 0 : message.FirstRowFrom(first_token);
-  const int32_t end =
+  const int32_t first_row = element == 0 ? 0 : message.FirstRowFrom(first_token);
+  const int32_t end_row =
       element + 1 == args.elements ? message.rows : message.FirstRowFrom(first_token + args.element_rows);
-  int32_t* positions = PositionsFrom(args, source);
-#pragma unroll 1
-  for (int32_t expert = threadIdx.x / kWarp; expert < shape.experts_per_rank; expert += kRowWarps) {
-    const int32_t count = NumberRows(args, message, positions, begin, end, expert);
-    const int64_t group = static_cast<int64_t>(element) * shape.experts_per_rank + expert;
-    if (threadIdx.x % kWarp == 0) workspace.counts[group * shape.ranks + source] = count;
+  const int32_t first = first_row < message.rows ? message.EntryBegin(first_row) : message.expert_rows();
+  const int32_t last = end_row < message.rows ? message.EntryBegin(end_row) : message.expert_rows();
+  const int32_t part = ((last - first + warps - 1) / warps + kWarp - 1) / kWarp * kWarp;
+  const int32_t begin = min(first + warp * part, last), end = min(begin + part, last);
+  int32_t* counts = shared_counts + warp * experts;
+  int32_t* numbers = workspace.numbers + static_cast<int64_t>(source) * shape.max_tokens * shape.LocalTopK();
+
+  for (int32_t i = threadIdx.x; i < warps * experts; i += threads) shared_counts[i] = 0;
+  __syncthreads();
+  for (int32_t base = begin; base < end; base += kWarp) NumberEntry(message.entries, base + lane, end, counts);
+  __syncthreads();
+  for (int32_t expert = threadIdx.x; expert < experts; expert += threads) {
+    int32_t so_far = 0;
+    for (int32_t w = 0; w < warps; ++w) {
+      const int32_t count = shared_counts[w * experts + expert];
+      shared_counts[w * experts + expert] = so_far;
+      so_far += count;
+    }
+    workspace.counts[(static_cast<int64_t>(element) * experts + expert) * shape.ranks + source] = so_far;
+  }
+  __syncthreads();
+  for (int32_t base = begin; base < end; base += kWarp) {
+    const int32_t number = NumberEntry(message.entries, base + lane, end, counts);
+    if (base + lane < end) numbers[base + lane] = number;
   }
 }
 
@@ -187,6 +208,8 @@ __device__ void MoveRow(const DispatchReceiveArgs& args, const RowFormat& format
   const int32_t lane = threadIdx.x % kWarp;
   const int32_t local_top_k = args.layout.shape.LocalTopK();
   int32_t* positions = PositionsFrom(args, source) + static_cast<int64_t>(row) * local_top_k;
+  const int32_t* numbers =
+      workspace.numbers + static_cast<int64_t>(source) * args.layout.shape.max_tokens * local_top_k;
   const int32_t begin = message.EntryBegin(row);
   const int32_t count = message.EntryEnd(row) - begin;
   const int32_t element = ElementOf(args, message.meta[row].token);
@@ -198,7 +221,7 @@ __device__ void MoveRow(const DispatchReceiveArgs& args, const RowFormat& format
     int32_t position = -1;
     if (i < count) {
       const Entry entry = message.entries[begin + i];
-      position = PlaceEntry(args, workspace, source, element, entry, positions[i]);
+      position = PlaceEntry(args, workspace, source, element, entry, numbers[begin + i]);
       if (position >= 0) args.weights[position] = entry.weight;
     }
     if (i < local_top_k) positions[i] = position;
@@ -288,8 +311,10 @@ cudaError_t ReceiveFirstRound(const DispatchReceiveArgs& args, const LaunchOptio
   const DispatchReceiveWorkspace workspace(parts, shape, args.elements);
   const RowFormat format(args.layout, ExchangeKind::kDispatch);
   const ReceiveSlots slots{args.slots, options.first_slot, args.layout.SlotBytes()};
-  CountKernel<<<dim3(shape.ranks, args.elements), kRowThreads, 0, options.stream>>>(args, workspace, slots,
-                                                                                    options.times);
+  const int32_t warps = CountWarps(shape);
+  if (warps == 0) return cudaErrorInvalidValue;
+  CountKernel<<<dim3(shape.ranks, args.elements), warps * kWarp, int64_t{4} * warps * shape.experts_per_rank,
+                options.stream>>>(args, workspace, slots, options.times);
   ScanKernel<<<args.elements, kScanThreads, 0, options.stream>>>(args, workspace, options.times);
   const dim3 blocks(shape.ranks + kPaddingBlocks,
                     BlocksOfMessage(shape.ranks, shape.max_tokens, options.multiprocessors));

@@ -52,13 +52,15 @@ struct DispatchSendWorkspace {
 
 // Of dispatch's receive kernel. G = elements * experts_per_rank groups.
 struct DispatchReceiveWorkspace {
-  int32_t* counts;  // [G, N] rows of a group from each source
-  int32_t* begins;  // [G, N] position of the first of them
-  int32_t* totals;  // [elements] rows of all groups, those past the capacity included
+  int32_t* counts;   // [G, N] rows of a group from each source
+  int32_t* numbers;  // [N, T * L] of each entry among those of its source and group
+  int32_t* begins;   // [G, N] position of the first of them
+  int32_t* totals;   // [elements] rows of all groups, those past the capacity included
 
   DispatchReceiveWorkspace(WorkspaceParts& parts, const MoeShape& shape, int32_t elements) {
     const int64_t groups = static_cast<int64_t>(elements) * shape.experts_per_rank;
     counts = parts.Take<int32_t>(groups * shape.ranks);
+    numbers = parts.Take<int32_t>(int64_t{shape.ranks} * shape.max_tokens * shape.LocalTopK());
     begins = parts.Take<int32_t>(groups * shape.ranks);
     totals = parts.Take<int32_t>(elements);
   }

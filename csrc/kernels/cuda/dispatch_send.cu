@@ -23,6 +23,8 @@ namespace jax_fabric::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 256;
+// A block of PlanKernel goes through all tokens: so many at once.
+constexpr int kPlanThreads = 1024;
 
 // Of token t at a rank; counts them in local_rows.
 __device__ int32_t DistinctExperts(const DispatchSendArgs& args, int64_t t, int32_t rank, uint32_t* local_rows) {
@@ -38,7 +40,7 @@ __device__ int32_t DistinctExperts(const DispatchSendArgs& args, int64_t t, int3
   return distinct;
 }
 
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kPlanThreads)
     PlanKernel(const __grid_constant__ DispatchSendArgs args, const __grid_constant__ DispatchSendWorkspace workspace,
                KernelTimes* times) {
   const KernelTimer timer(times);
@@ -49,14 +51,14 @@ __global__ void __launch_bounds__(kThreads)
   auto* meta = At<RowMeta>(args.slots[rank], args.layout.RowMetaOffset());
   uint32_t* local_rows = workspace.local_rows + static_cast<int64_t>(rank) * shape.experts_per_rank;
 #pragma unroll 1
-  for (int32_t e = threadIdx.x; e < shape.experts_per_rank; e += kThreads) local_rows[e] = 0;
+  for (int32_t e = threadIdx.x; e < shape.experts_per_rank; e += kPlanThreads) local_rows[e] = 0;
   __syncthreads();
   Pair so_far;  // rows and entries
 #pragma unroll 1
-  for (int32_t base = 0; base < args.t_rows; base += kThreads) {
+  for (int32_t base = 0; base < args.t_rows; base += kPlanThreads) {
     const int32_t t = base + static_cast<int32_t>(threadIdx.x);
     const int32_t distinct = t < args.t_rows ? DistinctExperts(args, t, rank, local_rows) : 0;
-    const PairScan scan = ScanBlock<kThreads>({distinct > 0 ? 1 : 0, distinct});
+    const PairScan scan = ScanBlock<kPlanThreads>({distinct > 0 ? 1 : 0, distinct});
     const Pair place = so_far + scan.before;
     if (t < args.t_rows) args.route.index[static_cast<int64_t>(t) * shape.ranks + rank] = distinct > 0 ? place.a : -1;
     if (distinct > 0) {
@@ -155,7 +157,7 @@ __global__ void __launch_bounds__(kThreads)
 cudaError_t SendFirstRound(const DispatchSendArgs& args, const DispatchSendWorkspace& workspace,
                            const LaunchOptions& options) {
   const MoeShape& shape = args.layout.shape;
-  PlanKernel<<<shape.ranks, kThreads, 0, options.stream>>>(args, workspace, options.times);
+  PlanKernel<<<shape.ranks, kPlanThreads, 0, options.stream>>>(args, workspace, options.times);
   if (shape.MaxRounds() > 1) RoundsKernel<<<1, kThreads, 0, options.stream>>>(args, workspace, options.times);
   const int64_t choices = static_cast<int64_t>(args.t_rows) * shape.top_k;
   const auto blocks = static_cast<uint32_t>(shape.ranks + (choices + kThreads - 1) / kThreads);

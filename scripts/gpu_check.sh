@@ -3,27 +3,28 @@
 #
 #   scripts/gpu_check.sh --build                  here, needs nvcc and no GPU: programs into .gpu/
 #   scripts/gpu_check.sh --part PART [--out DIR]  where the GPU is, with .gpu/ from a machine of the same processor
+#   scripts/gpu_check.sh --merge DIR --name NAME  DIR/PART of all parts, into benchmarks/results/DATE-gpu-NAME
 #
 # Parts, each a few minutes on an H200:
 #   smoke     the machine, one test of each kind, a short benchmark (under a minute)
 #   correct   every kernel over many shapes, types and routings, bit by bit
 #   sanitize  compute-sanitizer's memcheck and racecheck on small shapes
 #   speed     kernel times beside a copy of the same bytes; round trips between device and host
-# DIR (default: .gpu/out) gets logs/ of each step, PART.jsonl with measurements and PART.md with the table that is
+# DIR (default: .gpu/out/PART) gets logs/ of each step, measurements as .jsonl and PART.md with the table that is
 # printed at the end. Exit code 0: every step passed.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
 BIN=.gpu
 TARGETS=(moe_kernels_test rounds_test adjoint_test signal_test kernels_benchmark signals_benchmark)
-part="" out="$BIN/out" build=0
-usage() { sed -n '2,16s/^# \{0,1\}//p' "$0"; }
+part="" out="" build=0 merge="" name=""
+usage() { sed -n '2,17s/^# \{0,1\}//p' "$0"; }
 while [[ $# -gt 0 ]]; do
   case "$1" in
     --build) build=1 ;;
-    --part | --out)
+    --part | --out | --merge | --name)
       [[ $# -gt 1 ]] || { echo "gpu_check: $1 needs a value" >&2; exit 2; }
-      if [[ $1 == --part ]]; then part="$2"; else out="$2"; fi
+      printf -v "${1#--}" %s "$2"
       shift ;;
     --help | -h) usage; exit 0 ;;
     *) echo "gpu_check: unknown argument $1 (--help lists them)" >&2; exit 2 ;;
@@ -40,6 +41,11 @@ if [[ $build == 1 ]]; then
   exit 0
 fi
 
+if [[ -n $merge ]]; then
+  [[ -n $name ]] || { echo "gpu_check: --merge needs --name, what the machine is called in results" >&2; exit 2; }
+  exec python3 scripts/_gpu_results.py "$merge" --merge "$name"
+fi
+
 case "$part" in smoke | correct | sanitize | speed) ;; *)
   echo "gpu_check: --part must be smoke, correct, sanitize or speed, got '$part'" >&2; exit 2 ;;
 esac
@@ -48,9 +54,10 @@ for target in "${TARGETS[@]}"; do
 done
 command -v nvidia-smi >/dev/null || { echo "gpu_check: no nvidia-smi: this machine has no NVIDIA driver" >&2; exit 2; }
 
+out="${out:-$BIN/out/$part}"
 mkdir -p "$out/logs"
-measured="$out/$part.jsonl" table="$out/$part.md" failed=0
-: >"$measured"
+measured="$out/kernels.jsonl" table="$out/$part.md" failed=0
+rm -f "$measured" "$out/signals.jsonl"
 gpu=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -1)
 commit=$(cat "$BIN/commit")
 {
@@ -118,32 +125,7 @@ case "$part" in
     step prefill_ep8_fp8 benchmark --ranks 8 --tokens 4096 --graphs 12 ;;
 esac
 
-if [[ -s $out/signals.jsonl ]]; then
-  {
-    echo
-    echo "| between device and host | us (p50) | p99 | p99.9 | min | max | n |"
-    echo "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
-    python3 -c '
-import json, sys
-for line in open(sys.argv[1]):
-    r = json.loads(line)
-    print("|", " | ".join(str(r[k]) for k in ("case", "median", "p99", "p999", "min", "max", "n")), "|")
-' "$out/signals.jsonl"
-  } >>"$table"
-fi
-if [[ -s $measured ]]; then
-  {
-    echo
-    echo "| kernel | ranks | tokens | rows in | us (p50) | p99 | a copy of the bytes, us | times better than it | by events, us | GB/s |"
-    echo "| --- | ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |"
-    python3 -c '
-import json, sys
-for line in open(sys.argv[1]):
-    r = json.loads(line)
-    print("|", " | ".join(str(r[k]) for k in ("case", "ranks", "tokens", "type", "median", "p99", "copy_us", "ratio", "event_us", "GB_s")), "|")
-' "$measured"
-  } >>"$table"
-fi
+python3 scripts/_gpu_results.py "$out" >>"$table"
 echo
 cat "$table"
 exit $failed

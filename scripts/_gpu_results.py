@@ -1,0 +1,111 @@
+"""Tables of scripts/gpu_check.sh: of one part, and of all parts of a run for benchmarks/results."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+PARTS = ("smoke", "correct", "sanitize", "speed")
+
+_EXPLANATION = """\
+Kernel times: from the beginning of the first block to the end of the last one by the device's
+global timer, inside a CUDA graph that empties the caches before each run, another routing in every
+run (`csrc/kernels/cuda/kernels_benchmark.cc`); the copy kernel is measured the same way; `by
+events` includes the launch. Between device and host: `csrc/kernels/cuda/signals_benchmark.cc`, by
+the host's clock, in CUDA graphs.
+"""
+
+# File -> heading of each field that is shown.
+_TABLES = {
+    "signals.jsonl": {
+        "case": "between device and host",
+        "median": "us (p50)",
+        "p99": "p99",
+        "p999": "p99.9",
+        "min": "min",
+        "max": "max",
+        "n": "n",
+    },
+    "kernels.jsonl": {
+        "case": "kernel",
+        "ranks": "ranks",
+        "tokens": "tokens",
+        "type": "rows in",
+        "median": "us (p50)",
+        "p99": "p99",
+        "copy_us": "a copy of the bytes, us",
+        "ratio": "times better than it",
+        "event_us": "by events, us",
+        "GB_s": "GB/s",
+    },
+}
+
+
+def rows(path: Path) -> list[dict[str, object]]:
+    """Returns the measurements in a file, one JSON object a line; none if there is no file."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def tables(folder: Path) -> str:
+    """Returns the measurements of one part in Markdown."""
+    text = ""
+    for name, fields in _TABLES.items():
+        measured = rows(folder / name)
+        if not measured:
+            continue
+        text += "\n| " + " | ".join(fields.values()) + " |\n"
+        text += "|" + " --- |" * len(fields) + "\n"
+        for row in measured:
+            text += "| " + " | ".join(str(row[field]) for field in fields) + " |\n"
+    return text
+
+
+def merge(folder: Path, name: str) -> int:
+    """Writes benchmarks/results/DATE-gpu-NAME.md and .json from the folders of all parts."""
+    found = [part for part in PARTS if (folder / part / f"{part}.md").exists()]
+    heads = {part: (folder / part / f"{part}.md").read_text().splitlines() for part in found}
+    commits = {lines[0].rsplit(" ", 1)[-1] for lines in heads.values()}
+    if len(commits) != 1:
+        print(
+            f"gpu_check: --merge {folder}: must hold PART/PART.md of one commit, got "
+            f"{sorted(commits) or 'none'}",
+            file=sys.stderr,
+        )
+        return 2
+    gpu = heads[found[0]][2]
+    date = datetime.date.today().isoformat()
+    text = f"# scripts/gpu_check.sh, {date}\n\n{gpu}, commit {commits.pop()}.\n\n{_EXPLANATION}"
+    for part, lines in heads.items():
+        text += f"\n## {part}\n\n" + "\n".join(lines[4:]).strip() + "\n"
+    out = RESULTS / f"{date}-gpu-{name}"
+    out.with_suffix(".md").write_text(text)
+    measured = {
+        part: {
+            file: rows(folder / part / file) for file in _TABLES if (folder / part / file).exists()
+        }
+        for part in found
+    }
+    out.with_suffix(".json").write_text(json.dumps(measured, indent=1) + "\n")
+    print(f"gpu_check: {out.with_suffix('.md').relative_to(ROOT)} and .json, of {', '.join(found)}")
+    return 0
+
+
+def main() -> int:
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, help="of one part; with --merge: of all parts")
+    parser.add_argument("--merge", metavar="NAME", help="of the machine, for the files' names")
+    args = parser.parse_args()
+    if args.merge:
+        return merge(args.folder, args.merge)
+    print(tables(args.folder), end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

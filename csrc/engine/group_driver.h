@@ -16,6 +16,7 @@
 
 #include "csrc/base/clock.h"
 #include "csrc/base/mpsc_queue.h"
+#include "csrc/engine/abandoned_operations.h"
 #include "csrc/engine/deadline_list.h"
 #include "csrc/engine/domain.h"
 #include "csrc/engine/driver_request.h"
@@ -56,6 +57,7 @@ class GroupDriver {
   const Clock& clock() const { return clock_; }
   ImmCounter& imm_counter() { return imm_counter_; }
   WaitHub& hub() { return hub_; }
+  AbandonedOperations& abandoned() { return abandoned_; }
   // Everything ends with kCancelled, at once or when what is in flight has completed, at the latest at `deadline`.
   void RequestClose(Deadline deadline);
   // Closed, and nothing is in flight any more.
@@ -109,6 +111,7 @@ class GroupDriver {
   Peer* PeerById(uint32_t nic, PeerId id) const;
 
   const std::string name_;
+  AbandonedOperations abandoned_;  // before the domains, so that it outlives them
   const std::vector<std::unique_ptr<Domain>> domains_;
   const Clock& clock_;
   Waker& waker_;

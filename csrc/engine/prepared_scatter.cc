@@ -100,12 +100,18 @@ void ScatterState::OnSettled(const Error* error, Settlement settlement) {
 void ScatterState::Release() {
   uint32_t busy = kBusy;
   // Release, partner: Post. Acquire on failure, partner: Abandon.
-  if (!state_.compare_exchange_strong(busy, kIdle, std::memory_order_release, std::memory_order_acquire)) delete this;
+  if (state_.compare_exchange_strong(busy, kIdle, std::memory_order_release, std::memory_order_acquire)) return;
+  driver_.abandoned().Remove(this);
+  delete this;
 }
 
 void ScatterState::Abandon() {
+  // Before the exchange, after which the worker may delete the object.
+  driver_.abandoned().Add(this);
   // Acquire: the worker's last use of the object; release: the handle's last use, for whoever deletes it.
-  if (state_.exchange(kAbandoned, std::memory_order_acq_rel) == kIdle) delete this;
+  if (state_.exchange(kAbandoned, std::memory_order_acq_rel) != kIdle) return;
+  driver_.abandoned().Remove(this);
+  delete this;
 }
 
 }  // namespace jax_fabric

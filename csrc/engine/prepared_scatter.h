@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "csrc/engine/abandoned_operations.h"
 #include "csrc/engine/group_driver.h"
 #include "csrc/engine/request_planner.h"
 #include "csrc/engine/scatter.h"
@@ -14,7 +15,7 @@
 namespace jax_fabric {
 
 // What a PreparedScatter holds; lives on where the scatter is destroyed while posts are in flight.
-class ScatterState final : public OperationOwner {
+class ScatterState final : public OperationOwner, public AbandonedOperation {
  public:
   static Result<std::unique_ptr<PreparedScatter>> Prepare(GroupDriver& driver, const RequestPlanner& planner,
                                                           std::span<const ScatterEntry> entries);
@@ -22,7 +23,7 @@ class ScatterState final : public OperationOwner {
   bool idle() const { return state_.load(std::memory_order_acquire) == kIdle; }  // partner: Release
   void SetLength(size_t entry, uint64_t length);
   Status Post(Deadline deadline, WorkerCallback callback);
-  // The handle is gone: frees itself now, or when nothing is in flight any more.
+  // The handle is gone: frees itself now, or when nothing is in flight any more, or the driver frees it.
   void Abandon();
 
   void OnSettled(const Error* error, Settlement settlement) override;
@@ -37,7 +38,7 @@ class ScatterState final : public OperationOwner {
   explicit ScatterState(GroupDriver& driver) : driver_(driver) {
     operation_.Reset("scatter", Operation::OnFailure::kContinue);
   }
-  ~ScatterState() = default;
+  ~ScatterState() override = default;
 
   void Release();
   Status CheckLengths() const;

@@ -213,6 +213,23 @@ TEST(Failures, DeadlineThenDrained) {
   EXPECT_TRUE(Mentions(removed.error, "removed")) << removed.error.message;
 }
 
+// Whose domain never completes it, and is gone at last: nobody's memory any more (AddressSanitizer looks).
+TEST(Failures, AbandonedScatterEndsWithItsEngine) {
+  ConnectedPair pair;
+  std::vector<std::byte> from(64), to(64);
+  pair.Memory(from, to);
+  pair.a.nics[0]->faults().silent = {0};
+  const ScatterEntry entry = pair.Entry(64, 1);
+  Outcome outcome;
+  auto scatter = pair.a.group->PrepareScatter({&entry, 1}).value();
+  ASSERT_TRUE(scatter->Post(pair.fabric.In(50), outcome.callback()).has_value());
+  pair.fabric.Step(10);
+  scatter.reset();
+  EXPECT_EQ(outcome.calls, 0);
+  EXPECT_FALSE(pair.a.engine->Close(pair.fabric.In(0)).has_value());
+  EXPECT_EQ(outcome.calls, 1);
+}
+
 TEST(Failures, ExpectationsEndOnce) {
   ConnectedPair pair;
   const uint32_t id = pair.b.group->AllocateImmediates(2).value();

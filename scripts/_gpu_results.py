@@ -65,6 +65,27 @@ def tables(folder: Path) -> str:
     return text
 
 
+def figures(folder: Path) -> list[dict[str, object]]:
+    """Returns the measurements of one part as the rows of all benchmarks (jax_fabric/bench)."""
+    found = []
+    for row in rows(folder / "kernels.jsonl"):
+        sizes = f"EP{row['ranks']}, T {row['tokens']}, H {row['hidden']}, rows in {row['type']}"
+        found.append(
+            {"bench": "gpu kernels", "case": f"{row['case']}, {sizes}"}
+            | {"peer": "a copy of the bytes", "ratio": row["ratio"]}
+            | {key: row[key] for key in ("metric", "unit", "median", "min", "max", "n")}
+        )
+    for row in rows(folder / "signals.jsonl"):
+        alone = {"bench": "gpu signals", "case": row["case"], "peer": "", "ratio": None}
+        kept = ("metric", "unit", "median", "min", "max", "n")
+        found.append(alone | {key: row[key] for key in kept})
+        for share in ("p99", "p999"):
+            value = {key: row[share] for key in ("median", "min", "max")}
+            metric = {"metric": f"{row['metric']}, {share}", "unit": row["unit"], "n": row["n"]}
+            found.append(alone | metric | value)
+    return found
+
+
 def merge(folder: Path, name: str) -> int:
     """Writes benchmarks/results/DATE-gpu-NAME.md and .json from the folders of all parts."""
     found = [part for part in PARTS if (folder / part / f"{part}.md").exists()]
@@ -84,13 +105,9 @@ def merge(folder: Path, name: str) -> int:
         text += f"\n## {part}\n\n" + "\n".join(lines[4:]).strip() + "\n"
     out = RESULTS / f"{date}-gpu-{name}"
     out.with_suffix(".md").write_text(text)
-    measured = {
-        part: {
-            file: rows(folder / part / file) for file in _TABLES if (folder / part / file).exists()
-        }
-        for part in found
-    }
-    out.with_suffix(".json").write_text(json.dumps(measured, indent=1) + "\n")
+    measured = [each for part in found for each in figures(folder / part)]
+    lines = ",\n".join(f"  {json.dumps(each)}" for each in measured)
+    out.with_suffix(".json").write_text(f"[\n{lines}\n]\n")
     print(f"gpu_check: {out.with_suffix('.md').relative_to(ROOT)} and .json, of {', '.join(found)}")
     return 0
 

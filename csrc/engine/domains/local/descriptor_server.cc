@@ -20,7 +20,9 @@ namespace jax_fabric::local {
 namespace {
 
 constexpr size_t kMaxClients = 256;
-constexpr int64_t kRequestTimeoutUs = 2'000'000;
+// Longer than clients wait for us (connect_timeout_us): who gives up is theirs to decide, and on a machine with too much
+// to do a client's worker may not run for seconds.
+constexpr int64_t kRequestTimeoutUs = 30'000'000;
 
 bool SameUser(int socket) {
   ucred credentials = {};

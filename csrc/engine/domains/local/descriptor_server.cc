@@ -20,8 +20,8 @@ namespace jax_fabric::local {
 namespace {
 
 constexpr size_t kMaxClients = 256;
-// Longer than clients wait for us (connect_timeout_us): who gives up is theirs to decide, and on a machine with too much
-// to do a client's worker may not run for seconds.
+// Longer than clients wait for us (connect_timeout_us): to give up is theirs, and where there is too much to do their
+// worker may not run for seconds.
 constexpr int64_t kRequestTimeoutUs = 30'000'000;
 
 bool SameUser(int socket) {

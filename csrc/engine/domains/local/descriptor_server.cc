@@ -22,7 +22,7 @@ namespace {
 constexpr size_t kMaxClients = 256;
 // Longer than clients wait for us (connect_timeout_us): to give up is theirs, and where there is too much to do their
 // worker may not run for seconds.
-constexpr int64_t kRequestTimeoutUs = 30'000'000;
+constexpr int64_t kRequestTimeoutUs = 10'000'000;
 
 bool SameUser(int socket) {
   ucred credentials = {};

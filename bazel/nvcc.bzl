@@ -24,6 +24,10 @@ def _cuda_objects_impl(ctx):
         out = ctx.actions.declare_file("%s/%s.o" % (ctx.label.name, stem))
         args = ctx.actions.args()
         args.add_all(["-x", "cu", "-c", src, "-o", out])
+
+        # nvcc names its temporary files after its process, which has the same number in every sandbox,
+        # and /tmp is everybody's: two at a time took each other's away.
+        args.add("--objdir-as-tempdir")
         args.add_all(["-std=c++20", "-O3", "-lineinfo", "-I", workspace])
         args.add_all(["-Xcompiler", "-fPIC", "--expt-relaxed-constexpr"])
         args.add_all(["-Werror", "all-warnings"])

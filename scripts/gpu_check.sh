@@ -5,8 +5,8 @@
 #   scripts/gpu_check.sh --part PART [--out DIR]  where the GPU is, with .gpu/ from a machine of the same processor
 #   scripts/gpu_check.sh --merge DIR --name NAME  DIR/PART of all parts, into benchmarks/results/DATE-gpu-NAME
 #
-# Parts, each a few minutes on an H200:
-#   smoke     the machine, one test of each kind, a short benchmark (under a minute)
+# Parts, each under a minute on an H200:
+#   smoke     the machine, one test of each kind, a short benchmark
 #   correct   every kernel over many shapes, types and routings, bit by bit
 #   sanitize  compute-sanitizer's memcheck and racecheck on small shapes
 #   speed     kernel times beside a copy of the same bytes; round trips between device and host
@@ -97,6 +97,8 @@ sharded() {
 
 benchmark() { timeout 400 "$BIN/kernels_benchmark" "$@" | tee -a "$measured"; return "${PIPESTATUS[0]}"; }
 
+signals() { timeout 100 "$BIN/signals_benchmark" | tee "$out/signals.jsonl"; return "${PIPESTATUS[0]}"; }
+
 case "$part" in
   smoke)
     step machine nvidia-smi
@@ -118,7 +120,7 @@ case "$part" in
     step memcheck_rounds timeout 100 compute-sanitizer --tool memcheck --error-exitcode 1 "$BIN/rounds_test" --gtest_filter="$small"
     step racecheck timeout 250 compute-sanitizer --tool racecheck --error-exitcode 1 "$BIN/moe_kernels_test" --gtest_filter="$small" ;;
   speed)
-    step signals timeout 100 sh -c "$BIN/signals_benchmark | tee '$out/signals.jsonl'"
+    step signals signals
     step decode_ep64_fp8 benchmark
     step decode_ep64_bf16 benchmark --fp8 0
     step decode_ep8_fp8 benchmark --ranks 8

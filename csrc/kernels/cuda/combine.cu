@@ -17,8 +17,6 @@
 namespace jax_fabric::kernels::cuda {
 namespace {
 
-constexpr uint32_t kAllLanes = 0xffffffffu;
-
 // ---- Send ----------------------------------------------------------------------------------------------------------
 
 // Of a row, what a warp sums at once: so many vectors for each lane.

@@ -24,7 +24,6 @@ namespace jax_fabric::kernels::cuda {
 namespace {
 
 constexpr int kScanThreads = 512;
-constexpr uint32_t kAllLanes = 0xffffffffu;
 // Blocks of MoveKernel, for each of its rows of blocks, that have no message.
 constexpr int kPaddingBlocks = 8;
 

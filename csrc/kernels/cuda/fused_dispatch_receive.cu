@@ -18,7 +18,6 @@
 namespace jax_fabric::kernels::cuda {
 namespace {
 
-constexpr uint32_t kAllLanes = 0xffffffffu;
 // A row's entries are found among those of all rows before it, which must be few.
 constexpr int32_t kMostTokens = 256;
 constexpr int64_t kMostSharedBytes = 40 << 10;

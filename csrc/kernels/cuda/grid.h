@@ -8,6 +8,7 @@
 namespace jax_fabric::kernels::cuda {
 
 inline constexpr int kWarp = 32;
+inline constexpr uint32_t kAllLanes = 0xffffffffu;  // of a warp
 // Of kernels in which a warp takes a row.
 inline constexpr int kRowThreads = 256;
 inline constexpr int kRowWarps = kRowThreads / kWarp;

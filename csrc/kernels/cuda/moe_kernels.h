@@ -2,7 +2,8 @@
 //
 // All pointers, those in `slots` and `message_bytes` included, are to memory that the device can reach; arrays are
 // aligned to 16 bytes, slots to 256. Launches allocate nothing and wait for nothing; a stream that is being captured
-// records them. What the receive kernels read has been checked by CheckMessages, on the same stream.
+// records them. Receive kernels rely on messages
+// that CheckMessage accepts; nothing checks them on the device yet.
 //
 // Sums have the bits of the CPU kernels: the same order, and no fused multiply-add. `cache_bytes` means nothing here.
 #ifndef JAX_FABRIC_KERNELS_CUDA_MOE_KERNELS_H_

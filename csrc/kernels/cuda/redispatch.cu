@@ -18,8 +18,6 @@
 namespace jax_fabric::kernels::cuda {
 namespace {
 
-constexpr uint32_t kAllLanes = 0xffffffffu;
-
 // ---- Send ----------------------------------------------------------------------------------------------------------
 
 // A block for each rank: the message but for its rows, and the first of them.

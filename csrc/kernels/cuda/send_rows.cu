@@ -29,7 +29,7 @@ __device__ int FindPlaces(const SendRowsArgs& args, int64_t t, char** rows) {
       if (row >= 0 && args.first_rows != nullptr) row -= args.first_rows[rank];
     }
     const bool goes = row >= 0 && row < args.shape.MessageRows();
-    const uint32_t going = __ballot_sync(0xffffffffu, goes);
+    const uint32_t going = __ballot_sync(kAllLanes, goes);
     if (goes) {
       const int64_t payload = args.payload_offsets != nullptr ? args.payload_offsets[rank] : args.plain_payload_offset;
       rows[count + __popc(going & ((1u << lane) - 1))] = At<char>(args.slots[rank], payload + row * args.format.stride);

@@ -88,6 +88,7 @@ class Fabric:
         worker_threads: int | None = None,
         bootstrap: Bootstrap | None = None,
         secret: Secret | bytes | None = None,
+        force_staged: bool = False,
     ):
         """Starts the engine.
 
@@ -100,6 +101,8 @@ class Fabric:
           secret: equal in all processes: what they know each other by. Default: that of
             JAX_FABRIC_SECRET_FILE; else the first process makes one, and the others get it through
             the bootstrap (docs/security.md says when that is good enough).
+          force_staged: of GPUs: messages to other ranks go through host memory, also where a GPU
+            could store them into the other one's memory by itself, which is faster.
 
         Raises:
           ValueError: an argument is wrong, or differs from that of the first process; the mesh has
@@ -109,12 +112,10 @@ class Fabric:
         """
         if not isinstance(mesh, jax.sharding.Mesh):
             raise ValueError(f"mesh={mesh!r}: must be a jax.sharding.Mesh, with its devices")
-        platforms = sorted({device.platform for device in mesh.devices.flat})
-        if platforms != ["cpu"]:
-            raise ValueError(
-                f"mesh: devices of platform {', '.join(platforms)}: only cpu devices are supported "
-                f"yet"
-            )
+        self._platform = _platform_of(mesh)
+        if force_staged and self._platform != "gpu":
+            raise ValueError("force_staged=True: only meshes of GPUs have a choice")
+        self._force_staged = force_staged
         if not 0 < timeout_s <= _LONGEST_TIMEOUT_S:
             raise ValueError(
                 f"timeout_s={timeout_s!r}: must be above 0 and at most "
@@ -127,7 +128,8 @@ class Fabric:
         ]
         if not self._local_devices:
             raise ValueError(f"mesh: none of its devices belongs to process {jax.process_index()}")
-        _check_thread_pool(len(self._local_devices))
+        if self._platform == "cpu":
+            _check_thread_pool(len(self._local_devices))
         self.mesh = mesh
         self.timeout_s = timeout_s
         self._processes = sorted({device.process_index for device in mesh.devices.flat})
@@ -137,7 +139,7 @@ class Fabric:
         self._membership = self._membership_of(0, self._processes, 0)
         self._bootstrap = bootstrap or _default_bootstrap(mesh)
         self._closed = False
-        primitives.register_targets()
+        primitives.register_targets(self._platform)
         agreed = agree_on_secret(
             self._bootstrap,
             f"{self._name}/secret",
@@ -151,7 +153,8 @@ class Fabric:
         )
         self._groups = {
             device.id: self._engine.add_local_group(
-                f"process {device.process_index} device {device.id}"
+                f"process {device.process_index} device {device.id}",
+                cuda_device=self._ordinal(device) if self._platform == "gpu" else None,
             )
             for device in self._local_devices
         }
@@ -217,6 +220,11 @@ class Fabric:
         self._closed = True
         atexit.unregister(self._close_at_exit)
         self._engine.close(timeout_us=int(min(self.timeout_s, 10.0) * 1e6))
+
+    @property
+    def platform(self) -> str:
+        """Of the mesh's devices: "cpu" or "gpu"."""
+        return self._platform
 
     @property
     def membership(self) -> Membership:
@@ -324,7 +332,8 @@ class Fabric:
                     self._groups[device.id],
                     context.config.native(rank, membership_epoch=epoch, absent=absent),
                     context.handle,
-                    device.id,
+                    self._ordinal(device),
+                    self._force_staged,
                 )
                 self._bootstrap.publish(f"{name}/{number}/{rank}", native.introduction())
                 context.local.append((number, native))
@@ -340,6 +349,10 @@ class Fabric:
         for number, native in context.local:
             native.connect(introductions[number], timeout_us=int(timeout_s * 1e6))
         self._barrier(name, timeout_s)
+
+    def _ordinal(self, device: Any) -> int:
+        """How XLA tells a custom call which device it runs on."""
+        return device.id if self._platform == "cpu" else device.local_hardware_id
 
     def _agree_on_handle(self, name: str) -> int:
         """The lowest handle that is free in every process."""
@@ -363,6 +376,22 @@ class Fabric:
         self._bootstrap.publish(f"{name}/connected/{jax.process_index()}", b"1")
         for process in processes:
             self._bootstrap.fetch(f"{name}/connected/{process}", timeout_s)
+
+
+def _platform_of(mesh: jax.sharding.Mesh) -> str:
+    """Of all devices: "cpu" or "gpu"."""
+    platforms = sorted({device.platform for device in mesh.devices.flat})
+    if platforms not in (["cpu"], ["gpu"]):
+        raise ValueError(
+            f"mesh: devices of platform {', '.join(platforms)}: all must be cpu devices, or all "
+            f"NVIDIA gpu devices"
+        )
+    if platforms == ["gpu"] and not _core.has_cuda():
+        raise ValueError(
+            "mesh: GPUs, and this jax_fabric was built without CUDA: build it where nvcc is found "
+            "(docs/building.md)"
+        )
+    return platforms[0]
 
 
 def _close(fabric: weakref.ref[Fabric]) -> None:

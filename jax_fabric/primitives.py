@@ -16,26 +16,35 @@ from jax import lax
 
 from jax_fabric import _core, compat
 
-_registered = threading.Event()
+_registered: set[str] = set()
 _registration = threading.Lock()
+#: What jax.ffi calls the platforms of jax.Device.platform.
+_FFI_PLATFORMS = {"cpu": "cpu", "gpu": "CUDA"}
 
 
-def register_targets() -> None:
-    """Registers the custom calls with XLA; once a process, and not before a backend exists.
+def register_targets(platform: str) -> None:
+    """Registers the custom calls of a platform with XLA; once a process.
 
-    JAX queues registrations made earlier and replays targets before the types that they need.
+    Not before a backend exists: JAX queues registrations made earlier and replays targets before
+    the types that they need.
+
+    Args:
+      platform: "cpu" or "gpu".
     """
     with _registration:
-        if _registered.is_set():
+        if platform in _registered:
             return
-        jax.devices("cpu")
-        for name, (type_id, type_info) in _core.ffi_types().items():
+        jax.devices(platform)
+        ffi_platform = _FFI_PLATFORMS[platform]
+        # Only calls on the CPU have a state, and so a type of it.
+        types = _core.ffi_types() if platform == "cpu" else {}
+        for name, (type_id, type_info) in types.items():
             jax.ffi.register_ffi_type(
-                name, {"type_id": type_id, "type_info": type_info}, platform="cpu"
+                name, {"type_id": type_id, "type_info": type_info}, platform=ffi_platform
             )
-        for name, handlers in _core.ffi_targets().items():
-            jax.ffi.register_ffi_target(name, handlers, platform="cpu")
-        _registered.set()
+        for name, handlers in _core.ffi_targets(ffi_platform).items():
+            jax.ffi.register_ffi_target(name, handlers, platform=ffi_platform)
+        _registered.add(platform)
 
 
 def call(

@@ -1,13 +1,16 @@
 #!/bin/bash
-# What needs an NVIDIA GPU: tests of the CUDA kernels against the oracle of the CPU ones, sanitizers, speed.
+# What needs an NVIDIA GPU: the CUDA kernels against the oracle of the CPU ones, JAX programs, sanitizers, speed.
 #
-#   scripts/gpu_check.sh --build                  here, needs nvcc and no GPU: programs into .gpu/
-#   scripts/gpu_check.sh --part PART [--out DIR]  where the GPU is, with .gpu/ from a machine of the same processor
+#   scripts/gpu_check.sh --build [--python 3.12]  here, needs nvcc and no GPU: programs into .gpu/, and the Python
+#                                                 extension with what it needs, for that Python
+#   scripts/gpu_check.sh --part PART [--out DIR] [--gpus N]
+#                                                 where the GPU is, with .gpu/ from a machine of the same processor
 #   scripts/gpu_check.sh --merge DIR --name NAME  DIR/PART of all parts, into benchmarks/results/DATE-gpu-NAME
 #
 # Parts, each under a minute on an H200:
 #   smoke     the machine, one test of each kind, a short benchmark
 #   correct   every kernel over many shapes, types and routings, bit by bit
+#   processes JAX programs of 1 to 8 processes, which share the GPUs (one by MPS), with every way of XLA to run them
 #   sanitize  compute-sanitizer's memcheck and racecheck on small shapes
 #   speed     kernel times beside a copy of the same bytes; round trips between device and host
 # DIR (default: .gpu/out/PART) gets logs/ of each step, measurements as .jsonl and PART.md with the table that is
@@ -16,13 +19,13 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 
 BIN=.gpu
-TARGETS=(moe_kernels_test rounds_test adjoint_test signal_test kernels_benchmark signals_benchmark)
-part="" out="" build=0 merge="" name=""
-usage() { sed -n '2,17s/^# \{0,1\}//p' "$0"; }
+TARGETS=(moe_kernels_test rounds_test adjoint_test exchange_test kernels_benchmark signals_benchmark)
+part="" out="" build=0 merge="" name="" python="" gpus=1
+usage() { sed -n '2,21s/^# \{0,1\}//p' "$0"; }
 while [[ $# -gt 0 ]]; do
   case "$1" in
     --build) build=1 ;;
-    --part | --out | --merge | --name)
+    --part | --out | --merge | --name | --python | --gpus)
       [[ $# -gt 1 ]] || { echo "gpu_check: $1 needs a value" >&2; exit 2; }
       printf -v "${1#--}" %s "$2"
       shift ;;
@@ -37,6 +40,13 @@ if [[ $build == 1 ]]; then
   bazel build --config=cuda --dynamic_mode=off "${TARGETS[@]/#//\/csrc/kernels/cuda:}" || exit 1
   mkdir -p "$BIN"
   for target in "${TARGETS[@]}"; do cp -f "bazel-bin/csrc/kernels/cuda/$target" "$BIN/"; done
+  bazel build --config=cuda //jax_fabric:_core.abi3.so || exit 1
+  mkdir -p "$BIN/site"
+  cp -f bazel-bin/jax_fabric/_core.abi3.so "$BIN/"
+  if [[ -n $python ]]; then
+    python3 -m pip install --quiet --no-deps --only-binary=:all: --python-version "$python" --upgrade \
+      --target "$BIN/site" nanobind-backend || exit 1
+  fi
   git describe --always --dirty >"$BIN/commit"
   exit 0
 fi
@@ -46,8 +56,8 @@ if [[ -n $merge ]]; then
   exec python3 scripts/_gpu_results.py "$merge" --merge "$name"
 fi
 
-case "$part" in smoke | correct | sanitize | speed) ;; *)
-  echo "gpu_check: --part must be smoke, correct, sanitize or speed, got '$part'" >&2; exit 2 ;;
+case "$part" in smoke | correct | processes | sanitize | speed) ;; *)
+  echo "gpu_check: --part must be smoke, correct, processes, sanitize or speed, got '$part'" >&2; exit 2 ;;
 esac
 for target in "${TARGETS[@]}"; do
   [[ -x $BIN/$target ]] || { echo "gpu_check: $BIN/$target is missing: run scripts/gpu_check.sh --build first" >&2; exit 2; }
@@ -99,24 +109,60 @@ benchmark() { timeout 400 "$BIN/kernels_benchmark" "$@" | tee -a "$measured"; re
 
 signals() { timeout 100 "$BIN/signals_benchmark" | tee "$out/signals.jsonl"; return "${PIPESTATUS[0]}"; }
 
+# JAX programs; the extension takes the place that it has in a source tree.
+exchanges() {
+  cp -f "$BIN/_core.abi3.so" jax_fabric/_core.abi3.so
+  PYTHONPATH="$PWD:$PWD/$BIN/site" TF_CPP_MIN_LOG_LEVEL=2 timeout 300 \
+    python3 tests/gpu/exchange_program.py --gpus "$gpus" "$@"
+}
+
+# Processes that share a GPU run at the same time only by MPS.
+start_mps() {
+  mps=$(mktemp -d)
+  export CUDA_MPS_PIPE_DIRECTORY="$mps" CUDA_MPS_LOG_DIRECTORY="$mps"
+  nvidia-cuda-mps-control -d && trap 'echo quit | nvidia-cuda-mps-control; rm -rf "$mps"' EXIT
+}
+
 case "$part" in
   smoke)
     step machine nvidia-smi
     step adjoint timeout 100 "$BIN/adjoint_test"
-    step signals timeout 100 "$BIN/signal_test"
+    step exchange timeout 100 "$BIN/exchange_test"
+    step jax exchanges
     step kernels timeout 100 "$BIN/moe_kernels_test" --gtest_filter='MoeKernelsTest.Typical*:MoeKernelsTest.*One*'
     step benchmark benchmark --graphs 4 ;;
   correct)
-    step signals timeout 300 "$BIN/signal_test"
+    step exchange timeout 300 "$BIN/exchange_test"
     step adjoint timeout 300 "$BIN/adjoint_test"
     step rounds sharded rounds_test 6
     step kernels sharded moe_kernels_test 8
     # Dispatch in several launches, which otherwise only long batches take.
     step rounds_unfused sharded rounds_test 6 --unfused
     step kernels_unfused sharded moe_kernels_test 8 --unfused ;;
+  processes)
+    step one_process exchanges
+    step mps start_mps
+    for flags in default no_graphs all_graphs; do
+      for how in "" --force-staged; do
+        step "two${how/--force-staged/_staged}_$flags" exchanges --processes 2 --flags "$flags" $how \
+          --cases forward,gradients,scan,compiling --steps 40
+      done
+    done
+    step four_in_rounds exchanges --processes 4 --private-tokens 5
+    step four_in_rounds_staged exchanges --processes 4 --private-tokens 5 --force-staged
+    step eight exchanges --processes 8
+    step eight_staged exchanges --processes 8 --force-staged
+    step eight_10000_steps exchanges --processes 8 --cases forward --steps 10000 --limit-s 200
+    step eight_silent exchanges --processes 8 --cases silent --timeout-s 3
+    step eight_silent_staged exchanges --processes 8 --cases silent --timeout-s 3 --force-staged
+    step eight_layer exchanges --processes 8 --cases timed --tokens 128 --hidden 7168 --top-k 8 --experts 256
+    step eight_layer_staged exchanges --processes 8 --cases timed --tokens 128 --hidden 7168 --top-k 8 --experts 256 \
+      --force-staged
+    grep -h "dispatch + combine in" "$out"/logs/eight_layer*.log | sort | uniq ;;
   sanitize)
     small='MoeKernelsTest.OneTokenOneRank:MoeKernelsTest.EveryRouting:MoeKernelsTest.Quantised:Rounds.*Rank*'
     step memcheck timeout 250 compute-sanitizer --tool memcheck --error-exitcode 1 "$BIN/moe_kernels_test" --gtest_filter="$small"
+    step memcheck_exchange timeout 200 compute-sanitizer --tool memcheck --error-exitcode 1 "$BIN/exchange_test"
     step memcheck_rounds timeout 100 compute-sanitizer --tool memcheck --error-exitcode 1 "$BIN/rounds_test" --gtest_filter="$small"
     step racecheck timeout 250 compute-sanitizer --tool racecheck --error-exitcode 1 "$BIN/moe_kernels_test" --gtest_filter="$small" ;;
   speed)

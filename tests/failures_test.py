@@ -14,6 +14,7 @@ from moe_testing import Case, context, flat, on_ranks
 from processes_testing import FAST
 
 import jax_fabric as jf
+from jax_fabric import _core
 from jax_fabric.testing import launch
 
 
@@ -131,8 +132,19 @@ class ArgumentsTest(parameterized.TestCase):
     def test_platform(self):
         gpu = types.SimpleNamespace(platform="gpu", process_index=0, id=0)
         mesh = mock.Mock(spec=jax.sharding.Mesh, devices=np.array([gpu]))
-        with self.assertRaisesRegex(ValueError, "mesh: devices of platform gpu: only cpu"):
+        with (
+            mock.patch.object(_core, "has_cuda", return_value=False),
+            self.assertRaisesRegex(ValueError, "mesh: GPUs, and this jax_fabric was built"),
+        ):
             jf.Fabric(mesh)
+        tpu = types.SimpleNamespace(platform="tpu", process_index=0, id=0)
+        mesh = mock.Mock(spec=jax.sharding.Mesh, devices=np.array([gpu, tpu]))
+        with self.assertRaisesRegex(ValueError, "mesh: devices of platform gpu, tpu: all must be"):
+            jf.Fabric(mesh)
+
+    def test_only_gpus_can_be_staged(self):
+        with self.assertRaisesRegex(ValueError, "force_staged=True: only meshes of GPUs"):
+            jf.Fabric(mesh_of(2), force_staged=True)
 
     def test_devices_of_others(self):
         device = types.SimpleNamespace(platform="cpu", process_index=3, id=0)

@@ -51,12 +51,18 @@ auto Add(Binding&& bound, const std::string* name) {
 
 }  // namespace binding
 
+// Of all attributes of a function with these parameters, those that every call has first.
+template <typename... Parameters, typename... Names>
+std::vector<std::string> AttributeNames(const Names&... own_attributes) {
+  constexpr size_t kAttributes = (size_t{0} + ... + size_t{std::is_arithmetic_v<Parameters>});
+  static_assert(kAttributes == 3 + sizeof...(Names), "an attribute without a name, or a name without one");
+  return {"context", "channel", "call_index", own_attributes...};
+}
+
 template <typename... Parameters, typename... Names>
 auto BindingOf(ffi::Future (*)(CallSiteState*, int32_t, ffi::RunId, RankOperand, Parameters...),
                const Names&... own_attributes) {
-  constexpr size_t kAttributes = (size_t{0} + ... + size_t{std::is_arithmetic_v<Parameters>});
-  static_assert(kAttributes == 3 + sizeof...(Names), "an attribute without a name, or a name without one");
-  const std::vector<std::string> names = {"context", "channel", "call_index", own_attributes...};
+  const std::vector<std::string> names = AttributeNames<Parameters...>(own_attributes...);
   return binding::Add<Parameters...>(ffi::Ffi::Bind()
                                          .Ctx<ffi::State<CallSiteState>>()
                                          .Ctx<ffi::DeviceOrdinal>()

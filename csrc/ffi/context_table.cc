@@ -4,10 +4,10 @@
 
 namespace jax_fabric::ffi_layer {
 
-moe::Context* LocalRank::Enter() {
+moe::RankContext* LocalRank::Enter() {
   // seq_cst here and in Close: either Close sees this handler counted, or the handler sees the context gone.
   handlers_.fetch_add(1, std::memory_order_seq_cst);
-  moe::Context* context = context_.load(std::memory_order_seq_cst);
+  moe::RankContext* context = context_.load(std::memory_order_seq_cst);
   if (context == nullptr) Leave();
   return context;
 }
@@ -23,7 +23,7 @@ ContextTable& ContextTable::Get() {
   return *table;
 }
 
-Status ContextTable::Add(int64_t handle, int32_t device, moe::Context* context, Executor* completion) {
+Status ContextTable::Add(int64_t handle, int32_t device, moe::RankContext* context, Executor* completion) {
   if (handle < 0 || handle >= kMaxContexts) {
     return MakeError(ErrorCode::kResourceExhausted, "context handle {}: a process can make {} expert-parallel contexts",
                      handle, kMaxContexts);

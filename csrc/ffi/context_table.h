@@ -12,7 +12,7 @@
 
 #include "csrc/base/executor.h"
 #include "csrc/base/status.h"
-#include "csrc/moe/context.h"
+#include "csrc/moe/rank_context.h"
 
 namespace jax_fabric::ffi_layer {
 
@@ -20,26 +20,26 @@ namespace jax_fabric::ffi_layer {
 // close finds it closed, not gone.
 class LocalRank {
  public:
-  LocalRank(int32_t device, moe::Context* context, Executor* completion)
+  LocalRank(int32_t device, moe::RankContext* context, Executor* completion)
       : device_(device), completion_(completion), context_(context) {}
 
   int32_t device() const { return device_; }
   Executor* completion() const { return completion_; }
 
   // The context, kept alive until Leave; null after Close (then Leave is not called).
-  moe::Context* Enter();
+  moe::RankContext* Enter();
   void Leave() { handlers_.fetch_sub(1, std::memory_order_release); }
   // Returns when no handler is inside any more; handlers never block.
   void Close();
   // After Close: another context takes the place of the one that was here. seq_cst, with the load in Enter.
-  void Reopen(moe::Context* context) { context_.store(context, std::memory_order_seq_cst); }
+  void Reopen(moe::RankContext* context) { context_.store(context, std::memory_order_seq_cst); }
   // For who may reopen it, which nobody else does meanwhile; relaxed, as it reads nothing behind the pointer.
   bool closed() const { return context_.load(std::memory_order_relaxed) == nullptr; }
 
  private:
   const int32_t device_;
   Executor* const completion_;
-  std::atomic<moe::Context*> context_;
+  std::atomic<moe::RankContext*> context_;
   std::atomic<int64_t> handlers_{0};
 };
 
@@ -52,12 +52,12 @@ class Visit {
   ~Visit() {
     if (context_ != nullptr) rank_->Leave();
   }
-  moe::Context* context() const { return context_; }
+  moe::RankContext* context() const { return context_; }
   Executor* completion() const { return rank_->completion(); }
 
  private:
   LocalRank* const rank_;
-  moe::Context* const context_;
+  moe::RankContext* const context_;
 };
 
 class ContextTable {
@@ -66,7 +66,7 @@ class ContextTable {
   static ContextTable& Get();
 
   // `completion` outlives every call. The pair (handle, device) is new, or was closed.
-  Status Add(int64_t handle, int32_t device, moe::Context* context, Executor* completion);
+  Status Add(int64_t handle, int32_t device, moe::RankContext* context, Executor* completion);
   // Lock-free. Null: no such handle, or the device is not one of its ranks here.
   LocalRank* Find(int64_t handle, int32_t device) const;
   void Close(int64_t handle);

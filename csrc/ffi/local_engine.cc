@@ -8,6 +8,8 @@
 #include "csrc/engine/domains/local/local_domain.h"
 #include "csrc/ffi/context_table.h"
 #include "csrc/ffi/environment.h"
+#include "csrc/ffi/gpu_platform.h"
+#include "csrc/moe/context.h"
 
 namespace jax_fabric::ffi_layer {
 
@@ -15,15 +17,16 @@ Result<std::unique_ptr<LocalEngine>> LocalEngine::Create(int worker_threads, std
   JF_ASSIGN_OR_RETURN(EngineOptions options, EngineOptionsFromEnvironment());
   options.key = std::move(key);
   if (worker_threads > 0) options.workers = static_cast<uint32_t>(worker_threads);
+  const IdlePolicy idle = options.idle;
   JF_ASSIGN_OR_RETURN(std::unique_ptr<TransferEngine> engine, TransferEngine::Create(options));
-  std::unique_ptr<LocalEngine> local(new LocalEngine);
+  std::unique_ptr<LocalEngine> local(new LocalEngine(idle));
   local->engine_ = std::move(engine);
   return local;
 }
 
 LocalEngine::~LocalEngine() { Close(1'000'000); }
 
-Result<size_t> LocalEngine::AddLocalGroup(const std::string& name) {
+Result<size_t> LocalEngine::AddLocalGroup(const std::string& name, int cuda_device) {
   LocalDomainOptions domain_options;
   domain_options.name = name;
   domain_options.key = engine_->key();
@@ -36,15 +39,24 @@ Result<size_t> LocalEngine::AddLocalGroup(const std::string& name) {
   JF_ASSIGN_OR_RETURN(device.group, engine_->AddGroup(std::move(options)));
   JF_ASSIGN_OR_RETURN(device.kernels, SerialExecutor::Start("jf_kernels"));
   JF_ASSIGN_OR_RETURN(device.completions, SerialExecutor::Start("jf_completion"));
+  if (cuda_device != kNoGpu) {
+    device.cuda_device = cuda_device;
+    JF_ASSIGN_OR_RETURN(device.proxy, moe::HostProxy::Start("jf_proxy", idle_));
+  }
   devices_.push_back(std::move(device));
   return devices_.size() - 1;
 }
 
-Result<moe::Context*> LocalEngine::AddMoeContext(size_t device, const moe::MoeConfig& config, int64_t handle,
-                                                 int32_t ordinal) {
+Result<std::unique_ptr<moe::RankContext>> LocalEngine::MakeContext(const Device& device, const moe::MoeConfig& config,
+                                                                   bool force_staged) {
+  if (device.cuda_device == kNoGpu) return moe::Context::Create(config, device.group, device.kernels.get());
+  return CreateGpuContext(config, device.group, device.proxy.get(), device.cuda_device, force_staged);
+}
+
+Result<moe::RankContext*> LocalEngine::AddMoeContext(size_t device, const moe::MoeConfig& config, int64_t handle,
+                                                     int32_t ordinal, bool force_staged) {
   if (closed_) return MakeError(ErrorCode::kFailedPrecondition, "the fabric was closed");
-  JF_ASSIGN_OR_RETURN(std::unique_ptr<moe::Context> context,
-                      moe::Context::Create(config, devices_[device].group, devices_[device].kernels.get()));
+  JF_ASSIGN_OR_RETURN(std::unique_ptr<moe::RankContext> context, MakeContext(devices_[device], config, force_staged));
   JF_RETURN_IF_ERROR(ContextTable::Get().Add(handle, ordinal, context.get(), devices_[device].completions.get()));
   contexts_.push_back(std::move(context));
   handles_.push_back(handle);
@@ -107,6 +119,7 @@ void LocalEngine::Abandon() {
   for (Device& device : devices_) {
     (void)device.kernels.release();
     (void)device.completions.release();
+    (void)device.proxy.release();
   }
   (void)engine_.release();
 }

@@ -13,7 +13,9 @@
 #include "csrc/base/serial_executor.h"
 #include "csrc/base/status.h"
 #include "csrc/engine/transfer_engine.h"
-#include "csrc/moe/context.h"
+#include "csrc/moe/host_proxy.h"
+#include "csrc/moe/moe_config.h"
+#include "csrc/moe/rank_context.h"
 
 namespace jax_fabric::ffi_layer {
 
@@ -26,19 +28,25 @@ class LocalEngine {
     // Fulfils promises, and with them runs whatever XLA has waiting for them: never mixed with the kernels, which
     // other ranks wait for.
     std::unique_ptr<SerialExecutor> completions;
+    // Of a GPU; else kNoGpu, and no proxy.
+    int cuda_device = kNoGpu;
+    std::unique_ptr<moe::HostProxy> proxy;
   };
+  static constexpr int kNoGpu = -1;
 
   // worker_threads 0: as JAX_FABRIC_WORKERS says, by default by the number of cores. Without a key everybody who
   // reaches the engine is believed.
   static Result<std::unique_ptr<LocalEngine>> Create(int worker_threads, std::shared_ptr<const FabricKey> key);
   ~LocalEngine();
 
-  // A device whose peers are on this machine; returns its index.
-  Result<size_t> AddLocalGroup(const std::string& name);
+  // A device whose peers are on this machine; returns its index. `cuda_device`: how CUDA numbers it, or kNoGpu.
+  Result<size_t> AddLocalGroup(const std::string& name, int cuda_device);
   Device& device(size_t index) { return devices_[index]; }
 
   // A local rank of the context with this handle; `ordinal` is how XLA numbers the device.
-  Result<moe::Context*> AddMoeContext(size_t device, const moe::MoeConfig& config, int64_t handle, int32_t ordinal);
+  // `force_staged`: of a GPU, as in CudaContext.
+  Result<moe::RankContext*> AddMoeContext(size_t device, const moe::MoeConfig& config, int64_t handle, int32_t ordinal,
+                                          bool force_staged);
   // All local ranks of a context end, so that others may take their place under the same handle. An error: something
   // still uses them at the deadline; they stay closed, and only Close is left.
   Status CloseMoeContexts(int64_t handle, int64_t timeout_us);
@@ -50,15 +58,18 @@ class LocalEngine {
   bool Close(int64_t timeout_us);
 
  private:
-  LocalEngine() : process_(getpid()) {}
+  explicit LocalEngine(IdlePolicy idle) : process_(getpid()), idle_(idle) {}
+  Result<std::unique_ptr<moe::RankContext>> MakeContext(const Device& device, const moe::MoeConfig& config,
+                                                        bool force_staged);
   // Leaves everything where it is, for ever.
   void Abandon();
 
   const pid_t process_;
+  const IdlePolicy idle_;
   std::unique_ptr<TransferEngine> engine_;
   std::vector<Device> devices_;
   std::vector<int64_t> handles_;
-  std::vector<std::unique_ptr<moe::Context>> contexts_;
+  std::vector<std::unique_ptr<moe::RankContext>> contexts_;
   bool closed_ = false;
 };
 

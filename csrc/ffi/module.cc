@@ -9,6 +9,7 @@
 
 #include "csrc/ffi/context_table.h"
 #include "csrc/ffi/empty_call.h"
+#include "csrc/ffi/gpu_platform.h"
 #include "csrc/ffi/host/bindings.h"
 #include "csrc/ffi/local_engine.h"
 #include "csrc/ffi/model_bindings.h"
@@ -65,7 +66,7 @@ moe::MoeConfig MakeConfig(int32_t ranks, int32_t rank, int32_t experts, int32_t 
 
 nb::bytes ToPython(const Bytes& bytes) { return nb::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size()); }
 
-void Connect(moe::Context& context, const std::vector<nb::bytes>& introductions, int64_t timeout_us) {
+void Connect(moe::RankContext& context, const std::vector<nb::bytes>& introductions, int64_t timeout_us) {
   std::vector<Bytes> blobs;
   for (const nb::bytes& each : introductions) {
     const auto* begin = static_cast<const std::byte*>(each.data());
@@ -79,10 +80,15 @@ void Connect(moe::Context& context, const std::vector<nb::bytes>& introductions,
   RaiseIfError(status);
 }
 
-nb::dict FfiTargets() {
+nb::dict FfiTargets(const std::string& platform) {
   nb::dict targets;
-  std::vector<Target> all = MoeTargets();
-  all.push_back(EmptyCallTarget());
+  std::vector<Target> all;
+  if (platform == "cpu") {
+    all = MoeTargets();
+    all.push_back(EmptyCallTarget());
+  } else if (platform == "CUDA") {
+    all = GpuTargets();
+  }
   for (const Target& target : all) {
     nb::dict stages;
     if (target.instantiate != nullptr) {
@@ -116,7 +122,8 @@ NB_MODULE(_core, m) {
   RegisterModelBindings(m);
 
   m.def("ffi_api_version", [] { return nb::make_tuple(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR); });
-  m.def("ffi_targets", &FfiTargets);
+  m.def("ffi_targets", &FfiTargets, nb::arg("platform"));
+  m.def("has_cuda", &HasGpu);
   m.def("ffi_types", &FfiTypes);
   m.def("next_context_handle", [] { return next_handle.fetch_add(1); });
   m.def("reserve_context_handles", &ReserveHandles, nb::arg("first_free"));
@@ -138,11 +145,11 @@ NB_MODULE(_core, m) {
           nb::arg("drop_overflow"), nb::arg("membership_epoch"), nb::arg("absent"))
       .def("memory_bytes", &moe::MoeConfig::MemoryBytes);
 
-  nb::class_<moe::Context>(m, "MoeContext")
-      .def("introduction", [](const moe::Context& self) { return ToPython(ValueOrRaise(self.Introduction())); })
+  nb::class_<moe::RankContext>(m, "MoeContext")
+      .def("introduction", [](const moe::RankContext& self) { return ToPython(ValueOrRaise(self.Introduction())); })
       .def("connect", &Connect, nb::arg("introductions"), nb::arg("timeout_us"))
-      .def("lost_ranks", &moe::Context::LostRanks)
-      .def_prop_ro("mapped_peers", &moe::Context::mapped_peers);
+      .def("lost_ranks", &moe::RankContext::LostRanks)
+      .def_prop_ro("mapped_peers", &moe::RankContext::mapped_peers);
 
   nb::class_<LocalEngine>(m, "Engine")
       .def(nb::new_([](int worker_threads, const PythonSecret* secret) {
@@ -151,15 +158,18 @@ NB_MODULE(_core, m) {
            nb::arg("worker_threads"), nb::arg("secret").none())
       .def(
           "add_local_group",
-          [](LocalEngine& self, const std::string& name) { return ValueOrRaise(self.AddLocalGroup(name)); },
-          nb::arg("name"))
+          [](LocalEngine& self, const std::string& name, std::optional<int> cuda_device) {
+            return ValueOrRaise(self.AddLocalGroup(name, cuda_device.value_or(LocalEngine::kNoGpu)));
+          },
+          nb::arg("name"), nb::arg("cuda_device").none() = nb::none())
       .def(
           "add_moe_context",
-          [](LocalEngine& self, size_t device, const moe::MoeConfig& config, int64_t handle, int32_t ordinal) {
-            return ValueOrRaise(self.AddMoeContext(device, config, handle, ordinal));
+          [](LocalEngine& self, size_t device, const moe::MoeConfig& config, int64_t handle, int32_t ordinal,
+             bool force_staged) {
+            return ValueOrRaise(self.AddMoeContext(device, config, handle, ordinal, force_staged));
           },
           nb::rv_policy::reference_internal, nb::arg("device"), nb::arg("config"), nb::arg("handle"),
-          nb::arg("ordinal"))
+          nb::arg("ordinal"), nb::arg("force_staged") = false)
       .def(
           "close_moe_contexts",
           [](LocalEngine& self, int64_t handle, int64_t timeout_us) {

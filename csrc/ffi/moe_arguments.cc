@@ -4,8 +4,6 @@
 
 #include <algorithm>
 
-#include "csrc/base/huge_pages.h"
-
 namespace jax_fabric::ffi_layer {
 
 using kernels::ElementType;
@@ -48,11 +46,11 @@ kernels::SendRoute SendRouteOf(ffi::ResultBuffer<ffi::S32>& index, ffi::ResultBu
   return {index->typed_data(), slot->typed_data(), token_ends->typed_data()};
 }
 
-kernels::DispatchSendArgs LaterDispatchSendArgsOf(const Destination& destination, ElementType type,
+kernels::DispatchSendArgs LaterDispatchSendArgsOf(const moe::MoeConfig& config, ElementType type,
                                                   const ffi::AnyBuffer& x, const F32& scales,
                                                   const kernels::SendRoute& route) {
   kernels::DispatchSendArgs send;
-  send.layout = destination.layout();
+  send.layout = config.layout;
   send.t_rows = static_cast<int32_t>(x.dimensions()[0]);
   send.x_type = type;
   send.x = x.untyped_data();
@@ -61,32 +59,31 @@ kernels::DispatchSendArgs LaterDispatchSendArgsOf(const Destination& destination
   return send;
 }
 
-kernels::DispatchSendArgs DispatchSendArgsOf(const Destination& destination, ElementType type, const ffi::AnyBuffer& x,
+kernels::DispatchSendArgs DispatchSendArgsOf(const moe::MoeConfig& config, ElementType type, const ffi::AnyBuffer& x,
                                              const S32& experts, const F32& weights, const F32& scales,
                                              const kernels::SendRoute& route) {
-  kernels::DispatchSendArgs send = LaterDispatchSendArgsOf(destination, type, x, scales, route);
+  kernels::DispatchSendArgs send = LaterDispatchSendArgsOf(config, type, x, scales, route);
   send.experts = experts.typed_data();
   send.weights = weights.typed_data();
-  const std::vector<uint8_t>& absent = destination.config().absent;
+  const std::vector<uint8_t>& absent = config.absent;
   send.absent = absent.empty() ? nullptr : absent.data();
   return send;
 }
 
-kernels::DispatchReceiveArgs DispatchReceiveArgsOf(const Destination& destination, ElementType type, int32_t t_rows,
+kernels::DispatchReceiveArgs DispatchReceiveArgsOf(const moe::MoeConfig& config, ElementType type, int32_t t_rows,
                                                    const DispatchResults& results, bool zero_padding) {
   kernels::DispatchReceiveArgs receive;
-  receive.layout = destination.layout();
+  receive.layout = config.layout;
   receive.tokens_type = type;
   receive.tokens = results.tokens->untyped_data();
-  AdviseHugePages(receive.tokens, results.tokens->size_bytes());
   receive.scales = results.scales->element_count() == 0 ? nullptr : results.scales->typed_data();
   receive.weights = results.weights->typed_data();
   receive.group_sizes = results.group_sizes->typed_data();
   receive.route = {results.positions->typed_data(), results.rows->typed_data()};
   // vmap folds a batch into the rows; each of its elements has the context's capacity.
-  receive.elements = static_cast<int32_t>(results.tokens->dimensions()[0] / destination.layout().shape.capacity);
+  receive.elements = static_cast<int32_t>(results.tokens->dimensions()[0] / config.layout.shape.capacity);
   receive.element_rows = std::max(1, t_rows / receive.elements);
-  receive.drop_overflow = destination.config().drop_overflow;
+  receive.drop_overflow = config.drop_overflow;
   receive.zero_padding = zero_padding;
   receive.dropped = results.dropped->typed_data();
   return receive;
@@ -96,11 +93,11 @@ uint64_t DispatchSignature(int32_t t_rows, int32_t elements, ElementType type) {
   return Signature({1, t_rows, elements, static_cast<int64_t>(type)});
 }
 
-kernels::CombineSendArgs CombineSendArgsOf(const Destination& destination, ExchangeKind kind, ElementType type,
+kernels::CombineSendArgs CombineSendArgsOf(const moe::MoeConfig& config, ExchangeKind kind, ElementType type,
                                            const ffi::AnyBuffer& y, const F32& weights, const F32& scalars,
                                            const S32& positions, const S32& rows) {
   kernels::CombineSendArgs send;
-  send.layout = WithCapacity(destination.layout(), y.dimensions()[0]);
+  send.layout = WithCapacity(config.layout, y.dimensions()[0]);
   send.kind = kind;
   send.y_type = type;
   send.y = y.untyped_data();
@@ -110,10 +107,10 @@ kernels::CombineSendArgs CombineSendArgsOf(const Destination& destination, Excha
   return send;
 }
 
-kernels::CombineReceiveArgs CombineReceiveArgsOf(const Destination& destination, ElementType type,
+kernels::CombineReceiveArgs CombineReceiveArgsOf(const moe::MoeConfig& config, ElementType type,
                                                  const kernels::SendRoute& route, ffi::Result<ffi::AnyBuffer>& out) {
   kernels::CombineReceiveArgs receive;
-  receive.layout = destination.layout();
+  receive.layout = config.layout;
   receive.t_rows = static_cast<int32_t>(out->dimensions()[0]);
   receive.route = route;
   receive.out_type = type;
@@ -123,6 +120,32 @@ kernels::CombineReceiveArgs CombineReceiveArgsOf(const Destination& destination,
 
 uint64_t CombineSignature(int64_t t_rows, ElementType type, bool weighted, bool back) {
   return Signature({2, t_rows, static_cast<int64_t>(type), weighted, back});
+}
+
+std::pair<kernels::RedispatchSendArgs, kernels::RedispatchReceiveArgs> RedispatchArgsOf(
+    const moe::MoeConfig& config, ElementType type, const ffi::AnyBuffer& x, const F32& weights, ElementType y_type,
+    const ffi::AnyBuffer& y, const kernels::SendRoute& send_route, const kernels::ReceiveRoute& receive_route,
+    ffi::Result<ffi::AnyBuffer>& out, ffi::ResultBuffer<ffi::F32>& dots) {
+  kernels::RedispatchSendArgs send;
+  kernels::RedispatchReceiveArgs receive;
+  send.layout = receive.layout = WithCapacity(config.layout, out->dimensions()[0]);
+  send.t_rows = static_cast<int32_t>(x.dimensions()[0]);
+  send.x_type = type;
+  send.x = x.untyped_data();
+  send.route = send_route;
+  const bool with_y = y.element_count() != 0;
+  receive.route = receive_route;
+  receive.row_weights = Optional(weights);
+  receive.y_type = y_type;
+  receive.y = with_y ? y.untyped_data() : nullptr;
+  receive.out_type = type;
+  receive.out = out->untyped_data();
+  receive.dots = with_y ? dots->typed_data() : nullptr;
+  return {send, receive};
+}
+
+uint64_t RedispatchSignature(int64_t t_rows, ElementType type, bool with_y) {
+  return Signature({3, t_rows, static_cast<int64_t>(type), with_y});
 }
 
 }  // namespace jax_fabric::ffi_layer

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <utility>
 
 #include "csrc/ffi/moe_call.h"
 #include "csrc/kernels/moe_kernels.h"
@@ -22,6 +23,7 @@ kernels::SlotLayout WithCapacity(kernels::SlotLayout layout, int64_t rows);
 // Hash of what must be equal on all ranks.
 uint64_t Signature(std::initializer_list<int64_t> fields);
 uint64_t DispatchSignature(int32_t t_rows, int32_t elements, kernels::ElementType type);
+uint64_t RedispatchSignature(int64_t t_rows, kernels::ElementType type, bool with_y);
 uint64_t CombineSignature(int64_t t_rows, kernels::ElementType type, bool weighted, bool back);
 
 // The route that the sender of a dispatch keeps: index, slot and token_ends, in this order.
@@ -40,20 +42,26 @@ struct DispatchResults {
   ffi::ResultBuffer<ffi::F32>& scales;
 };
 
-kernels::DispatchSendArgs DispatchSendArgsOf(const Destination& destination, kernels::ElementType type,
+kernels::DispatchSendArgs DispatchSendArgsOf(const moe::MoeConfig& config, kernels::ElementType type,
                                              const ffi::AnyBuffer& x, const S32& experts, const F32& weights,
                                              const F32& scales, const kernels::SendRoute& route);
 // What the rounds after the first one need of it.
-kernels::DispatchSendArgs LaterDispatchSendArgsOf(const Destination& destination, kernels::ElementType type,
+kernels::DispatchSendArgs LaterDispatchSendArgsOf(const moe::MoeConfig& config, kernels::ElementType type,
                                                   const ffi::AnyBuffer& x, const F32& scales,
                                                   const kernels::SendRoute& route);
-kernels::DispatchReceiveArgs DispatchReceiveArgsOf(const Destination& destination, kernels::ElementType type,
+kernels::DispatchReceiveArgs DispatchReceiveArgsOf(const moe::MoeConfig& config, kernels::ElementType type,
                                                    int32_t t_rows, const DispatchResults& results, bool zero_padding);
-kernels::CombineSendArgs CombineSendArgsOf(const Destination& destination, kernels::ExchangeKind kind,
+kernels::CombineSendArgs CombineSendArgsOf(const moe::MoeConfig& config, kernels::ExchangeKind kind,
                                            kernels::ElementType type, const ffi::AnyBuffer& y, const F32& weights,
                                            const F32& scalars, const S32& positions, const S32& rows);
-kernels::CombineReceiveArgs CombineReceiveArgsOf(const Destination& destination, kernels::ElementType type,
+kernels::CombineReceiveArgs CombineReceiveArgsOf(const moe::MoeConfig& config, kernels::ElementType type,
                                                  const kernels::SendRoute& route, ffi::Result<ffi::AnyBuffer>& out);
+
+// Both sides of the gradient of combine; y of size 0: without dots.
+std::pair<kernels::RedispatchSendArgs, kernels::RedispatchReceiveArgs> RedispatchArgsOf(
+    const moe::MoeConfig& config, kernels::ElementType type, const ffi::AnyBuffer& x, const F32& weights,
+    kernels::ElementType y_type, const ffi::AnyBuffer& y, const kernels::SendRoute& send_route,
+    const kernels::ReceiveRoute& receive_route, ffi::Result<ffi::AnyBuffer>& out, ffi::ResultBuffer<ffi::F32>& dots);
 
 }  // namespace jax_fabric::ffi_layer
 

@@ -43,19 +43,23 @@ ffi::Future Failed(const Error& error) {
   return future;
 }
 
-Error NoSuchRank(const Call& call) {
+Error NoSuchRank(int64_t context, int32_t device) {
   return Error{ErrorCode::kNotFound,
                fmt::format("expert-parallel context {} has no rank on device {}: call it inside of shard_map over "
                            "the Fabric's mesh",
-                           call.context, call.device)};
+                           context, device)};
 }
 
 Destination::Destination(LocalRank* rank, int64_t channel_index, int32_t axis_rank) : visit(rank) {
-  moe::Context* context = visit.context();
-  if (context == nullptr) {
+  if (visit.context() == nullptr) {
     error = Error{ErrorCode::kFailedPrecondition, "the fabric of this expert-parallel context was closed"};
     return;
   }
+  if (visit.context()->platform() != moe::Platform::kHost) {
+    error = Error{ErrorCode::kInvalidArgument, "a computation on the CPU calls an expert-parallel context on GPUs"};
+    return;
+  }
+  auto* context = static_cast<moe::Context*>(visit.context());
   const int32_t expected = context->config().layout.shape.rank;
   if (axis_rank != expected) {
     error = Error{ErrorCode::kInvalidArgument,

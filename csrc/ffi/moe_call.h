@@ -9,6 +9,7 @@
 #include "csrc/ffi/async_call.h"
 #include "csrc/ffi/context_table.h"
 #include "csrc/ffi/xla_ffi.h"
+#include "csrc/moe/context.h"
 #include "csrc/moe/exchanges.h"
 
 namespace jax_fabric::ffi_layer {
@@ -40,14 +41,14 @@ struct Destination {
   Error error;
 
   Destination(LocalRank* rank, int64_t channel_index, int32_t axis_rank);
-  const moe::MoeConfig& config() const { return visit.context()->config(); }
+  const moe::MoeConfig& config() const { return static_cast<moe::Context*>(visit.context())->config(); }
   const kernels::SlotLayout& layout() const { return config().layout; }
   // For the kernels' argument of that name.
   int64_t cache_bytes() const;
 };
 
 ffi::Future Failed(const Error& error);
-Error NoSuchRank(const Call& call);
+Error NoSuchRank(int64_t context, int32_t device);
 
 // For all targets, which have different attributes besides context, channel and call_index.
 extern XLA_FFI_Handler* const kInstantiateCall;
@@ -55,7 +56,7 @@ extern XLA_FFI_Handler* const kInstantiateCall;
 template <typename Body>
 ffi::Future WithDestination(const Call& call, const RankOperand& rank, Body body) {
   LocalRank* local = ContextTable::Get().Find(call.context, call.device);
-  if (local == nullptr) return Failed(NoSuchRank(call));
+  if (local == nullptr) return Failed(NoSuchRank(call.context, call.device));
   Destination destination(local, call.channel, rank.typed_data()[0]);
   if (destination.channel == nullptr) return Failed(destination.error);
   return body(destination);

@@ -24,10 +24,11 @@ ffi::Future Dispatch(CallSiteState* state, int32_t device, ffi::RunId run, RankO
     if (!type) return Failed(type.error());
     const auto tokens_type = ElementTypeOf(tokens->element_type());
     if (!tokens_type) return Failed(tokens_type.error());
-    const auto send =
-        DispatchSendArgsOf(destination, *type, x, experts, weights, scales, SendRouteOf(index, slot, token_ends));
+    const auto send = DispatchSendArgsOf(destination.config(), *type, x, experts, weights, scales,
+                                         SendRouteOf(index, slot, token_ends));
     const DispatchResults results{tokens, row_weights, group_sizes, dropped, positions, rows, row_scales};
-    const auto receive = DispatchReceiveArgsOf(destination, *tokens_type, send.t_rows, results, zero_padding);
+    const auto receive = DispatchReceiveArgsOf(destination.config(), *tokens_type, send.t_rows, results, zero_padding);
+    AdviseHugePages(receive.tokens, tokens->size_bytes());
     return Exchange(call, destination, token, ExchangeKind::kDispatch,
                     DispatchSignature(send.t_rows, receive.elements, *type), kernels::DispatchSend, send,
                     kernels::DispatchReceive, receive);
@@ -44,10 +45,10 @@ ffi::Future Combine(CallSiteState* state, int32_t device, ffi::RunId run, RankOp
     const auto type = ElementTypeOf(y.element_type());
     if (!type) return Failed(type.error());
     const ExchangeKind kind = back ? ExchangeKind::kDispatchBack : ExchangeKind::kCombine;
-    const auto send = CombineSendArgsOf(destination, kind, *type, y, weights, scalars, positions, rows);
+    const auto send = CombineSendArgsOf(destination.config(), kind, *type, y, weights, scalars, positions, rows);
     const auto out_type = ElementTypeOf(out->element_type());
     if (!out_type) return Failed(out_type.error());
-    auto receive = CombineReceiveArgsOf(destination, *out_type, SendRouteOf(index, slot, token_ends), out);
+    auto receive = CombineReceiveArgsOf(destination.config(), *out_type, SendRouteOf(index, slot, token_ends), out);
     receive.layout = send.layout;
     receive.kind = kind;
     receive.scalars = back ? out_scalars->typed_data() : nullptr;
@@ -68,23 +69,11 @@ ffi::Future Redispatch(CallSiteState* state, int32_t device, ffi::RunId run, Ran
     if (!type) return Failed(type.error());
     const auto y_type = ElementTypeOf(y.element_type());
     if (!y_type) return Failed(y_type.error());
-    kernels::RedispatchSendArgs send;
-    kernels::RedispatchReceiveArgs receive;
-    send.layout = receive.layout = WithCapacity(destination.layout(), out->dimensions()[0]);
-    send.t_rows = static_cast<int32_t>(x.dimensions()[0]);
-    send.x_type = *type;
-    send.x = x.untyped_data();
-    send.route = SendRouteOf(index, slot, token_ends);
-    const bool with_y = y.element_count() != 0;
-    receive.route = {Route(positions), Route(rows)};
-    receive.row_weights = Optional(weights);
-    receive.y_type = *y_type;
-    receive.y = with_y ? y.untyped_data() : nullptr;
-    receive.out_type = *type;
-    receive.out = out->untyped_data();
+    const auto [send, receive] =
+        RedispatchArgsOf(destination.config(), *type, x, weights, *y_type, y, SendRouteOf(index, slot, token_ends),
+                         {Route(positions), Route(rows)}, out, dots);
     AdviseHugePages(receive.out, out->size_bytes());
-    receive.dots = with_y ? dots->typed_data() : nullptr;
-    const uint64_t signature = Signature({3, send.t_rows, static_cast<int64_t>(*type), with_y});
+    const uint64_t signature = RedispatchSignature(send.t_rows, *type, receive.y != nullptr);
     return Exchange(call, destination, token, ExchangeKind::kRedispatch, signature, kernels::RedispatchSend, send,
                     kernels::RedispatchReceive, receive);
   });

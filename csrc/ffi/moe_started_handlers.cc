@@ -1,4 +1,5 @@
 // Exchanges in two halves.
+#include "csrc/base/huge_pages.h"
 #include "csrc/ffi/call_binding.h"
 #include "csrc/ffi/moe_arguments.h"
 #include "csrc/ffi/moe_call.h"
@@ -71,8 +72,8 @@ ffi::Future DispatchStart(CallSiteState* state, int32_t device, ffi::RunId run, 
   return WithDestination(call, rank, [&](const Destination& destination) {
     const auto type = ElementTypeOf(x.element_type());
     if (!type) return Failed(type.error());
-    const auto send =
-        DispatchSendArgsOf(destination, *type, x, experts, weights, scales, SendRouteOf(index, slot, token_ends));
+    const auto send = DispatchSendArgsOf(destination.config(), *type, x, experts, weights, scales,
+                                         SendRouteOf(index, slot, token_ends));
     return Start(call, destination, ticket, ExchangeKind::kDispatch, DispatchSignature(send.t_rows, 1, *type),
                  kernels::DispatchSend, send, kernels::DispatchReceive);
   });
@@ -92,11 +93,13 @@ ffi::Future DispatchDone(CallSiteState* state, int32_t device, ffi::RunId run, R
     const auto type = ElementTypeOf(tokens->element_type());
     if (!type) return Failed(type.error());
     const DispatchResults results{tokens, row_weights, group_sizes, dropped, positions, rows, scales};
-    const auto receive =
-        DispatchReceiveArgsOf(destination, *type, destination.layout().shape.max_tokens, results, zero_padding);
+    const auto receive = DispatchReceiveArgsOf(destination.config(), *type, destination.layout().shape.max_tokens,
+                                               results, zero_padding);
+    AdviseHugePages(receive.tokens, tokens->size_bytes());
     const auto x_type = ElementTypeOf(x.element_type());
     if (!x_type) return Failed(x_type.error());
-    const auto send = LaterDispatchSendArgsOf(destination, *x_type, x, x_scales, SendRouteOf(index, slot, token_ends));
+    const auto send =
+        LaterDispatchSendArgsOf(destination.config(), *x_type, x, x_scales, SendRouteOf(index, slot, token_ends));
     return Done(destination, ticket, token, ExchangeKind::kDispatch, send, kernels::DispatchReceive, receive);
   });
 }
@@ -109,7 +112,7 @@ ffi::Future CombineStart(CallSiteState* state, int32_t device, ffi::RunId run, R
     const auto type = ElementTypeOf(y.element_type());
     if (!type) return Failed(type.error());
     const auto send =
-        CombineSendArgsOf(destination, ExchangeKind::kCombine, *type, y, weights, scalars, positions, rows);
+        CombineSendArgsOf(destination.config(), ExchangeKind::kCombine, *type, y, weights, scalars, positions, rows);
     return Start(call, destination, ticket, ExchangeKind::kCombine,
                  CombineSignature(tokens, *type, send.row_weights != nullptr, false), kernels::CombineSend, send,
                  kernels::CombineReceive);
@@ -127,9 +130,9 @@ ffi::Future CombineDone(CallSiteState* state, int32_t device, ffi::RunId run, Ra
     if (!type) return Failed(type.error());
     const F32& no_scalars = weights;  // combine sends none
     const auto send =
-        CombineSendArgsOf(destination, ExchangeKind::kCombine, *type, y, weights, no_scalars, positions, rows);
+        CombineSendArgsOf(destination.config(), ExchangeKind::kCombine, *type, y, weights, no_scalars, positions, rows);
     return Done(destination, ticket, token, ExchangeKind::kCombine, send, kernels::CombineReceive,
-                CombineReceiveArgsOf(destination, *type, SendRouteOf(index, slot, token_ends), out));
+                CombineReceiveArgsOf(destination.config(), *type, SendRouteOf(index, slot, token_ends), out));
   });
 }
 

@@ -1,8 +1,9 @@
-// How kernels and the host tell each other that an exchange may begin, or is done. Plain memory, no calls.
+// How kernels and the host tell each other that messages may leave, that they have come, and what went wrong. Plain
+// memory, no calls.
 //
-// An exchange of a channel has a number, which travels through the program as data: whoever runs a call twice says the
-// same thing twice. The device writes a record and then its sequence (release, system scope); the host acquires the
-// sequence, acts once, and writes `done` (release); a waiting kernel acquires that.
+// The exchanges of a channel are numbered on the device (ChannelState). The device writes what the host is to know and
+// then the exchange's number (release, system scope); the host acquires that, acts once, and writes `done` (release),
+// which a waiting kernel acquires.
 #ifndef JAX_FABRIC_KERNELS_SIGNALS_H_
 #define JAX_FABRIC_KERNELS_SIGNALS_H_
 
@@ -10,51 +11,46 @@
 
 namespace jax_fabric::kernels {
 
-// Why a kernel stopped waiting.
+// Why a channel of a device has failed.
 enum class SignalError : uint32_t {
   kNone = 0,
-  kDeadline = 1,  // the host did not say in time that the exchange is done
-  kAborted = 2,   // the fabric is being closed
-  kStale = 3,     // an exchange whose slots others have now was posted again
+  kDeadline = 1,         // a message did not come in time
+  kStopped = 2,          // the host said that there is nothing to wait for
+  kMessage = 3,          // a message that cannot be used; `detail` is a MessageFault
+  kCapacity = 4,         // more rows for rank `source` than its capacity: `detail`
+  kElementCapacity = 5,  // element `source` of a batch has `detail` rows more than its capacity
+  kRank = 6,             // the program is on rank `detail` of its axis
+  kOrder = 7,            // an exchange was begun before the one before it was finished, or finished without a beginning
 };
-
-// What a post says to the host. One cache line.
-struct alignas(64) TriggerRecord {
-  int64_t sequence = 0;  // written last; 0: nothing yet
-  uint32_t kind = 0;     // ExchangeKind
-  uint32_t round = 0;
-  uint64_t arguments[6] = {};
-};
-static_assert(sizeof(TriggerRecord) == 64, "one store of a line");
 
 // Of one channel, in host memory that the device has mapped. Each line has one writer.
 struct ChannelSignals {
-  // At most two exchanges of a channel are under way, so a record is read before its place is taken again.
-  static constexpr int64_t kRecords = 4;
-  TriggerRecord records[kRecords];  // by the device
+  struct alignas(64) PostedLine {
+    int64_t sequence = 0;  // by the device, written last: messages of this exchange may leave
+  } posted;
 
-  struct alignas(64) DoneLine {
-    int64_t sequence = 0;  // by the host: the last exchange that is done
-  } done;
+  struct alignas(64) HostLine {
+    int64_t done = 0;   // all messages of this exchange that come through the host are here
+    uint64_t stop = 0;  // not 0: nobody waits any more
+  } host;
 
   struct alignas(64) ErrorLine {
     int64_t sequence = 0;  // by the device, written last: the exchange that failed first, or 0
     SignalError error = SignalError::kNone;
+    uint32_t source = 0;  // rank, or element
+    int64_t detail = 0;
   } error;
-
-  constexpr TriggerRecord& RecordOf(int64_t sequence) { return records[sequence % kRecords]; }
 };
 
-// Of one channel, in device memory.
+// Of one channel, in device memory. Written by one kernel at a time.
 struct ChannelState {
-  int64_t issued = 0;                      // the last ticket
-  int64_t posted = 0;                      // the last exchange whose post has run
-  SignalError error = SignalError::kNone;  // of the exchange that failed first; nothing waits after it
-};
-
-// Of a device, in host memory that it has mapped.
-struct alignas(64) AbortWord {
-  uint64_t value = 0;  // by the host, not 0: every wait ends
+  int64_t issued = 0;                      // last exchange whose messages have left
+  int64_t finished = 0;                    // last one whose messages have come
+  SignalError error = SignalError::kNone;  // the first; nothing is done after it
+  uint32_t source = 0;                     // of it, as in ErrorLine
+  int64_t detail = 0;
+  int64_t told = 0;     // the exchange that failed, once the host has been told
+  uint32_t blocks = 0;  // of the running kernel, that are through
 };
 
 // A word that the device raises and the host polls. Values may be skipped.

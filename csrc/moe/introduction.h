@@ -19,9 +19,11 @@ struct Introduction {
   Bytes address;     // of its group
   Bytes descriptor;  // of the memory that the others write into
   uint32_t membership_epoch = 0;
+  Bytes device_memory;  // where it runs on a GPU: what peers need to reach its memory there; else empty
 
   static constexpr size_t kMaxAddressBytes = 1 << 20;
   static constexpr size_t kMaxDescriptorBytes = 1 << 20;
+  static constexpr size_t kMaxDeviceMemoryBytes = 1 << 12;
 
   // With a key it contains the proof that whoever made it knows the fabric's secret.
   Bytes Serialize(const FabricKey* key) const;

@@ -40,6 +40,11 @@ class ExpertParallel:
     What goes wrong at run time is a ``jax.errors.JaxRuntimeError``, when the program is called or
     its results are awaited. With one CPU device in a process the program runs inside of the call,
     and JAX raises the same text as ``ValueError``, from a program's second call on: catch both.
+
+    On GPUs a program that is under way cannot raise. Where an exchange fails, its floating-point
+    results are NaN and its group sizes 0, so are those of all later ones on the channel, and
+    ``fabric.check()`` raises what went wrong, also when the ``with`` block of the fabric ends. The
+    two halves (``dispatch_start`` and so on) and ``fabric.recover`` are not there yet on GPUs.
     """
 
     def __init__(
@@ -108,6 +113,7 @@ class ExpertParallel:
             timeout_s=fabric.timeout_s if timeout_s is None else timeout_s,
         )
         self.axis_name = axis_name
+        self._platform = fabric.platform
         self._context = fabric.open_moe_context(self.config, axis_name)
 
     @property
@@ -194,7 +200,9 @@ class ExpertParallel:
 
         Raises:
           ValueError: at trace time: a shape, dtype or channel does not fit; under vmap.
+          NotImplementedError: at trace time: on GPUs.
         """
+        self._check_has_halves("dispatch_start")
         operands = self._dispatch_operands(
             "dispatch_start", x, experts, weights, scales, channel, after
         )
@@ -286,7 +294,9 @@ class ExpertParallel:
 
         Raises:
           ValueError: at trace time: a shape, dtype or channel does not fit; under vmap.
+          NotImplementedError: at trace time: on GPUs.
         """
+        self._check_has_halves("combine_start")
         operands = self._combine_operands("combine_start", y, dispatched, channel, after)
         return started.start_combine(self._site(channel), weighted, *operands)
 
@@ -398,6 +408,13 @@ class ExpertParallel:
 
     def _site(self, channel: int, zero_padding: bool = False) -> exchange.Site:
         return exchange.Site(self.config, self.axis_name, self._context, channel, zero_padding)
+
+    def _check_has_halves(self, call: str) -> None:
+        if self._platform == "gpu":
+            raise NotImplementedError(
+                f"{call}: on GPUs exchanges are not split in halves yet: call "
+                f"{call.removesuffix('_start')}"
+            )
 
     def _check_channel(self, call: str, channel: int) -> None:
         if not 0 <= channel < self.config.channels:

@@ -143,10 +143,9 @@ __device__ void WriteScalars(const CombineSendArgs& args, const int32_t* positio
 }
 
 // Everything but the rows of the message to a source, by one block.
-__device__ void WriteHead(const CombineSendArgs& args, int64_t source) {
+__device__ void WriteHead(const CombineSendArgs& args, const KernelRun& run, int64_t source, void* slot) {
   const SlotLayout& layout = args.layout;
   const MoeShape& shape = layout.shape;
-  void* slot = args.slots[source];
   const bool with_scalars = args.kind == ExchangeKind::kDispatchBack;
   const IndexRange range = RowsInRound(shape, args.route, source, args.round);
   const int64_t rows = range.size();
@@ -157,16 +156,19 @@ __device__ void WriteHead(const CombineSendArgs& args, int64_t source) {
   ZeroWords(slot, sizeof(MessageHeader), layout.PlainPayloadOffset(), threadIdx.x, kRowThreads);
   if (threadIdx.x != 0) return;
   const int64_t payload_offset = layout.PlainPayloadOffset() + (with_scalars ? layout.ScalarsBytes(rows) : 0);
-  WriteHeader(args.stamp, args.kind, {.rows = rows, .first_row = range.begin, .payload_offset = payload_offset}, slot);
+  WriteHeader(StampOf(run, args.stamp), args.kind,
+              {.rows = rows, .first_row = range.begin, .payload_offset = payload_offset}, slot);
   args.message_bytes[source] = layout.CombineMessageBytes(rows, with_scalars);
 }
 
 // Warps share out the parts of all rows.
 template <int kCount, typename From, typename To>
 __global__ void __launch_bounds__(kRowThreads, kSendBlocks)
-    CombineSendKernel(const __grid_constant__ CombineSendArgs args, From from_type, To to_type, KernelTimes* times) {
-  const KernelTimer timer(times);
+    CombineSendKernel(const __grid_constant__ CombineSendArgs args, From from_type, To to_type, KernelRun run) {
+  const KernelTimer timer(run.times);
+  if (HasFailed(run)) return;
   extern __shared__ int32_t begins[];
+  void* const* slots = SendSlots(run, args.slots, args.layout.shape.ranks);
   const SlotLayout& layout = args.layout;
   const MoeShape& shape = layout.shape;
   RowList list(begins);
@@ -186,12 +188,14 @@ __global__ void __launch_bounds__(kRowThreads, kSendBlocks)
     const int64_t scalars_bytes =
         args.kind == ExchangeKind::kDispatchBack ? layout.ScalarsBytes(list.rows_of(place.message)) : 0;
     WriteRowPart<kCount>(args, from_type, to_type, positions,
-                         At<char>(args.slots[place.message],
+                         At<char>(slots[place.message],
                                   layout.PlainPayloadOffset() + scalars_bytes + place.row * layout.CombineRowBytes()),
                          RowPart<kCount>(item % parts, shape.hidden), lane < local_top_k ? positions[lane] : -1);
   }
 #pragma unroll 1
-  for (int64_t source = blockIdx.x; source < shape.ranks; source += gridDim.x) WriteHead(args, source);
+  for (int64_t source = blockIdx.x; source < shape.ranks; source += gridDim.x) {
+    WriteHead(args, run, source, slots[source]);
+  }
 }
 
 // ---- Receive -------------------------------------------------------------------------------------------------------
@@ -286,8 +290,10 @@ __device__ void ReceiveScalars(const CombineReceiveArgs& args, const ReceiveSlot
 template <int kCount, typename From, typename To>
 __global__ void __launch_bounds__(kTokenThreads, kTokenBlocks)
     CombineReceiveKernel(const __grid_constant__ CombineReceiveArgs args, From from_type, To to_type,
-                         ReceiveSlots slots, KernelTimes* times) {
-  const KernelTimer timer(times);
+                         ReceiveSlots slots, KernelRun run) {
+  const KernelTimer timer(run.times);
+  if (HasFailed(run)) return;
+  slots.Choose(run, args.layout.shape.ranks);
   extern __shared__ const char* rows_of_token[];
   __shared__ int32_t count;
   const MoeShape& shape = args.layout.shape;
@@ -317,7 +323,7 @@ cudaError_t LaunchSend(const CombineSendArgs& args, const LaunchOptions& options
   const auto blocks = static_cast<uint32_t>(
       std::min<int64_t>(int64_t{kSendBlocks} * options.multiprocessors, (most + kRowWarps - 1) / kRowWarps));
   CombineSendKernel<kCount><<<blocks, kRowThreads, RowList::SharedBytes(shape.ranks), options.stream>>>(
-      args, types.from, types.to, options.times);
+      args, types.from, types.to, options.run());
   return cudaGetLastError();
 }
 
@@ -328,7 +334,7 @@ cudaError_t LaunchReceive(const CombineReceiveArgs& args, const LaunchOptions& o
   const int64_t threads = (shape.hidden + kCount - 1) / kCount;
   const dim3 blocks(args.t_rows, static_cast<uint32_t>((threads + kTokenThreads - 1) / kTokenThreads));
   CombineReceiveKernel<kCount><<<blocks, kTokenThreads, sizeof(char*) * shape.ranks, options.stream>>>(
-      args, types.from, types.to, ReceiveSlots{args.slots, options.first_slot, args.layout.SlotBytes()}, options.times);
+      args, types.from, types.to, ReceiveSlots{args.slots, options.first_slot, args.layout.SlotBytes()}, options.run());
   return cudaGetLastError();
 }
 

@@ -42,8 +42,9 @@ __device__ __forceinline__ int32_t RoundsNeeded(const DispatchSendArgs& args) {
 // Everything before the rows of the message to `rank`, but for its row metadata and entries; with several rounds, but
 // for how many rows each has. By threads [0, threads).
 template <typename Counts>
-__device__ __forceinline__ void WriteMessageHead(const DispatchSendArgs& args, const Counts& counts, void* slot,
-                                                 int32_t rank, int32_t thread, int32_t threads) {
+__device__ __forceinline__ void WriteMessageHead(const DispatchSendArgs& args, const MessageStamp& stamp,
+                                                 const Counts& counts, void* slot, int32_t rank, int32_t thread,
+                                                 int32_t threads) {
   const SlotLayout& layout = args.layout;
   const int32_t ranks = layout.shape.ranks;
   auto* rows = At<uint32_t>(slot, layout.CountsOffset());
@@ -66,7 +67,7 @@ __device__ __forceinline__ void WriteMessageHead(const DispatchSendArgs& args, c
     if (rank == 0) args.route.token_ends[0] = args.t_rows;
   }
   WriteHeader(
-      args.stamp, ExchangeKind::kDispatch,
+      stamp, ExchangeKind::kDispatch,
       {.rows = first_round, .expert_rows = entries, .rounds = RoundsNeeded(args), .payload_offset = payload_offset},
       slot);
   args.message_bytes[rank] = payload_offset + first_round * layout.DispatchRowBytes();

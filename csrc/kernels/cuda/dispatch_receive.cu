@@ -108,8 +108,10 @@ __device__ __forceinline__ int32_t NumberEntry(const Entry* entries, int32_t i, 
 // for an expert is its entry's among those of the expert. Counts twice: where each warp's part begins, then for good.
 __global__ void __launch_bounds__(kRowThreads)
     CountKernel(const __grid_constant__ DispatchReceiveArgs args,
-                const __grid_constant__ DispatchReceiveWorkspace workspace, ReceiveSlots slots, KernelTimes* times) {
-  const KernelTimer timer(times);
+                const __grid_constant__ DispatchReceiveWorkspace workspace, ReceiveSlots slots, KernelRun run) {
+  const KernelTimer timer(run.times);
+  if (HasFailed(run)) return;
+  slots.Choose(run, args.layout.shape.ranks);
   extern __shared__ int32_t shared_counts[];  // [warps, experts_per_rank]
   const MoeShape& shape = args.layout.shape;
   const int32_t experts = shape.experts_per_rank;
@@ -153,8 +155,9 @@ __global__ void __launch_bounds__(kRowThreads)
 // A block for each element.
 __global__ void __launch_bounds__(kScanThreads)
     ScanKernel(const __grid_constant__ DispatchReceiveArgs args,
-               const __grid_constant__ DispatchReceiveWorkspace workspace, KernelTimes* times) {
-  const KernelTimer timer(times);
+               const __grid_constant__ DispatchReceiveWorkspace workspace, KernelRun run) {
+  const KernelTimer timer(run.times);
+  if (HasFailed(run)) return;
   const MoeShape& shape = args.layout.shape;
   const int32_t element = blockIdx.x;
   const int64_t size = static_cast<int64_t>(shape.experts_per_rank) * shape.ranks;
@@ -278,8 +281,10 @@ __device__ void Pad(const DispatchReceiveArgs& args, const DispatchReceiveWorksp
 template <int kCount>
 __global__ void __launch_bounds__(kRowThreads)
     MoveKernel(const __grid_constant__ DispatchReceiveArgs args, const __grid_constant__ RowFormat format,
-               const __grid_constant__ DispatchReceiveWorkspace workspace, ReceiveSlots slots, KernelTimes* times) {
-  const KernelTimer timer(times);
+               const __grid_constant__ DispatchReceiveWorkspace workspace, ReceiveSlots slots, KernelRun run) {
+  const KernelTimer timer(run.times);
+  if (HasFailed(run)) return;
+  slots.Choose(run, args.layout.shape.ranks);
   const MoeShape& shape = args.layout.shape;
   const auto source = static_cast<int32_t>(blockIdx.x);
   if (source >= shape.ranks) {
@@ -313,14 +318,14 @@ cudaError_t ReceiveFirstRound(const DispatchReceiveArgs& args, const LaunchOptio
   const int32_t warps = CountWarps(shape);
   if (warps == 0) return cudaErrorInvalidValue;
   CountKernel<<<dim3(shape.ranks, args.elements), warps * kWarp, int64_t{4} * warps * shape.experts_per_rank,
-                options.stream>>>(args, workspace, slots, options.times);
-  ScanKernel<<<args.elements, kScanThreads, 0, options.stream>>>(args, workspace, options.times);
+                options.stream>>>(args, workspace, slots, options.run());
+  ScanKernel<<<args.elements, kScanThreads, 0, options.stream>>>(args, workspace, options.run());
   const dim3 blocks(shape.ranks + kPaddingBlocks,
                     BlocksOfMessage(shape.ranks, shape.max_tokens, options.multiprocessors));
   if (IsVectorised(shape.hidden)) {
-    MoveKernel<kVector><<<blocks, kRowThreads, 0, options.stream>>>(args, format, workspace, slots, options.times);
+    MoveKernel<kVector><<<blocks, kRowThreads, 0, options.stream>>>(args, format, workspace, slots, options.run());
   } else {
-    MoveKernel<1><<<blocks, kRowThreads, 0, options.stream>>>(args, format, workspace, slots, options.times);
+    MoveKernel<1><<<blocks, kRowThreads, 0, options.stream>>>(args, format, workspace, slots, options.run());
   }
   return cudaGetLastError();
 }

@@ -42,13 +42,14 @@ __device__ int32_t DistinctExperts(const DispatchSendArgs& args, int64_t t, int3
 
 __global__ void __launch_bounds__(kPlanThreads)
     PlanKernel(const __grid_constant__ DispatchSendArgs args, const __grid_constant__ DispatchSendWorkspace workspace,
-               KernelTimes* times) {
-  const KernelTimer timer(times);
+               KernelRun run) {
+  const KernelTimer timer(run.times);
+  if (HasFailed(run)) return;
   const MoeShape& shape = args.layout.shape;
   const auto rank = static_cast<int32_t>(blockIdx.x);
   int32_t* row_tokens = workspace.row_tokens + static_cast<int64_t>(rank) * shape.max_tokens;
   int32_t* entry_begins = workspace.entry_begins + static_cast<int64_t>(rank) * shape.max_tokens;
-  auto* meta = At<RowMeta>(args.slots[rank], args.layout.RowMetaOffset());
+  auto* meta = At<RowMeta>(SendSlots(run, args.slots, shape.ranks)[rank], args.layout.RowMetaOffset());
   uint32_t* local_rows = workspace.local_rows + static_cast<int64_t>(rank) * shape.experts_per_rank;
 #pragma unroll 1
   for (int32_t e = threadIdx.x; e < shape.experts_per_rank; e += kPlanThreads) local_rows[e] = 0;
@@ -95,11 +96,13 @@ __device__ int32_t EndOfRound(const DispatchSendArgs& args, const DispatchSendWo
 
 __global__ void __launch_bounds__(kThreads)
     RoundsKernel(const __grid_constant__ DispatchSendArgs args, const __grid_constant__ DispatchSendWorkspace workspace,
-                 KernelTimes* times) {
-  const KernelTimer timer(times);
+                 KernelRun run) {
+  const KernelTimer timer(run.times);
+  if (HasFailed(run)) return;
   const MoeShape& shape = args.layout.shape;
 #pragma unroll 1
   for (int32_t rank = threadIdx.x; rank < shape.ranks; rank += kThreads) workspace.round_begins[rank] = 0;
+  void* const* slots = SendSlots(run, args.slots, shape.ranks);
 #pragma unroll 1
   for (int32_t round = 0; round < shape.MaxRounds(); ++round) {
     // Each thread goes on with the ranks that it began with: no other one reads their round_begins.
@@ -110,7 +113,7 @@ __global__ void __launch_bounds__(kThreads)
       const int32_t* tokens = workspace.row_tokens + static_cast<int64_t>(rank) * shape.max_tokens;
       const int32_t begin = workspace.round_begins[rank];
       const int32_t next = LowerBound(tokens, workspace.rows[rank], end);
-      At<uint32_t>(args.slots[rank], args.layout.RoundRowsOffset())[round] = static_cast<uint32_t>(next - begin);
+      At<uint32_t>(slots[rank], args.layout.RoundRowsOffset())[round] = static_cast<uint32_t>(next - begin);
       if (round == 0) workspace.first_round[rank] = next;
       workspace.round_begins[rank] = next;
     }
@@ -139,29 +142,31 @@ struct PlannedCounts {
 // The first N blocks have a message each, the others 256 choices each.
 __global__ void __launch_bounds__(kThreads)
     MetadataKernel(const __grid_constant__ DispatchSendArgs args,
-                   const __grid_constant__ DispatchSendWorkspace workspace, KernelTimes* times) {
-  const KernelTimer timer(times);
+                   const __grid_constant__ DispatchSendWorkspace workspace, KernelRun run) {
+  const KernelTimer timer(run.times);
+  if (HasFailed(run)) return;
   const MoeShape& shape = args.layout.shape;
   const PlannedCounts counts{args, workspace};
+  void* const* slots = SendSlots(run, args.slots, shape.ranks);
   if (blockIdx.x < static_cast<uint32_t>(shape.ranks)) {
-    return WriteMessageHead(args, counts, args.slots[blockIdx.x], static_cast<int32_t>(blockIdx.x), threadIdx.x,
-                            kThreads);
+    return WriteMessageHead(args, StampOf(run, args.stamp), counts, slots[blockIdx.x], static_cast<int32_t>(blockIdx.x),
+                            threadIdx.x, kThreads);
   }
   const int64_t choice = static_cast<int64_t>(blockIdx.x - shape.ranks) * kThreads + threadIdx.x;
   if (choice >= static_cast<int64_t>(args.t_rows) * shape.top_k) return;
   const int64_t t = choice / shape.top_k;
   const auto k = static_cast<int32_t>(choice % shape.top_k);
-  WriteEntry(args, counts, args.slots, args.experts + t * shape.top_k, args.weights + t * shape.top_k, t, k);
+  WriteEntry(args, counts, slots, args.experts + t * shape.top_k, args.weights + t * shape.top_k, t, k);
 }
 
 cudaError_t SendFirstRound(const DispatchSendArgs& args, const DispatchSendWorkspace& workspace,
                            const LaunchOptions& options) {
   const MoeShape& shape = args.layout.shape;
-  PlanKernel<<<shape.ranks, kPlanThreads, 0, options.stream>>>(args, workspace, options.times);
-  if (shape.MaxRounds() > 1) RoundsKernel<<<1, kThreads, 0, options.stream>>>(args, workspace, options.times);
+  PlanKernel<<<shape.ranks, kPlanThreads, 0, options.stream>>>(args, workspace, options.run());
+  if (shape.MaxRounds() > 1) RoundsKernel<<<1, kThreads, 0, options.stream>>>(args, workspace, options.run());
   const int64_t choices = static_cast<int64_t>(args.t_rows) * shape.top_k;
   const auto blocks = static_cast<uint32_t>(shape.ranks + (choices + kThreads - 1) / kThreads);
-  MetadataKernel<<<blocks, kThreads, 0, options.stream>>>(args, workspace, options.times);
+  MetadataKernel<<<blocks, kThreads, 0, options.stream>>>(args, workspace, options.run());
   const cudaError_t error = cudaGetLastError();
   if (error != cudaSuccess) return error;
   return LaunchSendRows({.format = RowFormat(args.layout, ExchangeKind::kDispatch),

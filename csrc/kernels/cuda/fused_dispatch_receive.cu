@@ -252,8 +252,10 @@ __device__ void PadPositions(const DispatchReceiveArgs& args, int32_t source, in
 template <int kCount, bool kWhole>
 __global__ void __launch_bounds__(kRowThreads, kBlocks)
     FusedReceiveKernel(const __grid_constant__ DispatchReceiveArgs args, const __grid_constant__ RowFormat format,
-                       ReceiveSlots slots, int32_t parts, KernelTimes* times) {
-  const KernelTimer timer(times);
+                       ReceiveSlots slots, int32_t parts, KernelRun run) {
+  const KernelTimer timer(run.times);
+  if (HasFailed(run)) return;
+  slots.Choose(run, args.layout.shape.ranks);
   extern __shared__ __align__(16) char memory[];
   const MoeShape& shape = args.layout.shape;
   const SharedBegins shared(memory, shape);
@@ -307,7 +309,7 @@ cudaError_t FusedDispatchReceive(const DispatchReceiveArgs& args, const LaunchOp
   const auto blocks = static_cast<uint32_t>(
       std::min<int64_t>(int64_t{kBlocks} * options.multiprocessors, (most + kRowWarps - 1) / kRowWarps));
   kernel<<<blocks, kRowThreads, SharedBytes(shape), options.stream>>>(
-      args, format, {args.slots, options.first_slot, args.layout.SlotBytes()}, parts, options.times);
+      args, format, {args.slots, options.first_slot, args.layout.SlotBytes()}, parts, options.run());
   return cudaGetLastError();
 }
 

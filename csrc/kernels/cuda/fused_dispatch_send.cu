@@ -81,14 +81,15 @@ struct FusedCounts {
 
 // Everything that a block reads but its row, at once. `token`: -1 for a block of heads.
 template <bool kPrefetch>
-__device__ void LoadChoices(const DispatchSendArgs& args, const SharedCounts& shared, int64_t token) {
+__device__ void LoadChoices(const DispatchSendArgs& args, void* const* slots, const SharedCounts& shared,
+                            int64_t token) {
   const MoeShape& shape = args.layout.shape;
   const int64_t choices = static_cast<int64_t>(args.t_rows) * shape.top_k;
 #pragma unroll 1
   for (int64_t i = threadIdx.x; i < choices; i += kSendThreads) shared.experts[i] = args.experts[i];
 #pragma unroll 1
   for (int64_t rank = threadIdx.x; rank < shape.ranks; rank += kSendThreads) {
-    shared.slots[rank] = args.slots[rank];
+    shared.slots[rank] = slots[rank];
     shared.all[rank] = shared.before[rank] = 0;
     shared.index[rank] = -1;
   }
@@ -179,14 +180,15 @@ __device__ void WriteMetadata(const DispatchSendArgs& args, const SharedCounts& 
 }
 
 // By the blocks that have no token.
-__device__ __forceinline__ void WriteHeads(const DispatchSendArgs& args, const SharedCounts& shared) {
+__device__ __forceinline__ void WriteHeads(const DispatchSendArgs& args, const MessageStamp& stamp,
+                                           const SharedCounts& shared) {
   const MoeShape& shape = args.layout.shape;
   constexpr int32_t kWarps = kSendThreads / kWarp;
   const auto warp = static_cast<int32_t>(blockIdx.x * kWarps + threadIdx.x / kWarp);
 #pragma unroll 1
   for (int32_t rank = warp; rank < shape.ranks; rank += kHeadBlocks * kWarps) {
-    WriteMessageHead(args, FusedCounts{shared, shape.experts_per_rank}, shared.slots[rank], rank, threadIdx.x % kWarp,
-                     kWarp);
+    WriteMessageHead(args, stamp, FusedCounts{shared, shape.experts_per_rank}, shared.slots[rank], rank,
+                     threadIdx.x % kWarp, kWarp);
   }
 }
 
@@ -203,8 +205,9 @@ bool IsBatch(const DispatchSendArgs& args) {
 template <int kCount, bool kBatch>
 __global__ void __launch_bounds__(kSendThreads)
     FusedSendKernel(const __grid_constant__ DispatchSendArgs args, const __grid_constant__ RowFormat format,
-                    KernelTimes* times) {
-  const KernelTimer timer(times);
+                    KernelRun run) {
+  const KernelTimer timer(run.times);
+  if (HasFailed(run)) return;
   extern __shared__ __align__(16) char memory[];
   __shared__ int32_t place_count;
   const MoeShape& shape = args.layout.shape;
@@ -216,11 +219,11 @@ __global__ void __launch_bounds__(kSendThreads)
     batch.Load(format, BatchSource(), static_cast<const uint16_t*>(args.x) + token * format.hidden, 0);
   }
   if (threadIdx.x == 0) place_count = 0;
-  LoadChoices<!kBatch>(args, shared, token);
+  LoadChoices<!kBatch>(args, SendSlots(run, args.slots, shape.ranks), shared, token);
   __syncthreads();
   CountChoices(args, shared, token);
   __syncthreads();
-  if (token < 0) return WriteHeads(args, shared);
+  if (token < 0) return WriteHeads(args, StampOf(run, args.stamp), shared);
 #pragma unroll 1
   for (int32_t k = threadIdx.x; k < shape.top_k; k += kSendThreads) {
     FindPlace(args, format, shared, token, k, &place_count);
@@ -255,7 +258,7 @@ cudaError_t FusedDispatchSend(const DispatchSendArgs& args, const LaunchOptions&
   const auto kernel = IsBatch(args)                 ? FusedSendKernel<kVector, true>
                       : IsVectorised(format.hidden) ? FusedSendKernel<kVector, false>
                                                     : FusedSendKernel<1, false>;
-  kernel<<<blocks, kSendThreads, SharedBytes(args), options.stream>>>(args, format, options.times);
+  kernel<<<blocks, kSendThreads, SharedBytes(args), options.stream>>>(args, format, options.run());
   return cudaGetLastError();
 }
 

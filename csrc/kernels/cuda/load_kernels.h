@@ -23,6 +23,7 @@ cudaError_t LoadFusedDispatchReceive();
 cudaError_t LoadCombine();
 cudaError_t LoadRedispatch();
 cudaError_t LoadSendRows();
+cudaError_t LoadExchange();
 
 }  // namespace jax_fabric::kernels::cuda
 

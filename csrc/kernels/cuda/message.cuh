@@ -4,9 +4,11 @@
 
 #include <cstdint>
 
+#include "csrc/kernels/cuda/moe_kernels.h"
 #include "csrc/kernels/moe_kernels.h"
 #include "csrc/kernels/moe_layout.h"
 #include "csrc/kernels/rounds.h"
+#include "csrc/kernels/signals.h"
 
 namespace jax_fabric::kernels::cuda {
 
@@ -46,11 +48,33 @@ __device__ __forceinline__ void ZeroBytes(void* base, int64_t begin, int64_t end
   for (int64_t i = from + 16 * words + thread; i < end; i += threads) *At<char>(base, i) = 0;
 }
 
+// ---- Launches of a channel, whose exchanges are numbered on the device (LaunchOptions::channel) --------------------
+
+// Nothing is to be done any more. The same for all threads of a launch.
+__device__ __forceinline__ bool HasFailed(const KernelRun& run) {
+  return run.channel != nullptr && run.channel->error != SignalError::kNone;
+}
+// Of the exchange that a send kernel packs.
+__device__ __forceinline__ void* const* SendSlots(const KernelRun& run, void* const* slots, int32_t ranks) {
+  return run.channel == nullptr ? slots : slots + ((run.channel->issued + 1) & 1) * ranks;
+}
+__device__ __forceinline__ MessageStamp StampOf(const KernelRun& run, MessageStamp stamp) {
+  if (run.channel != nullptr) stamp.sequence = run.channel->issued + 1;
+  return stamp;
+}
+
 // The slots of this rank.
 struct ReceiveSlots {
   const void* const* table;
   const void* first;  // or null, see LaunchOptions
   int64_t slot_bytes;
+
+  // Those of the exchange that a receive kernel unpacks.
+  __device__ __forceinline__ void Choose(const KernelRun& run, int64_t ranks) {
+    if (run.channel == nullptr || (run.channel->issued & 1) == 0) return;
+    if (table != nullptr) table += ranks;
+    if (first != nullptr) first = At<char>(first, ranks * slot_bytes);
+  }
 
   __device__ __forceinline__ const void* operator[](int64_t source) const {
     return first != nullptr ? At<char>(first, source * slot_bytes) : table[source];

@@ -18,7 +18,7 @@ int64_t WorkspaceBytes(const SlotLayout& layout, int32_t elements) {
 
 cudaError_t LoadKernels() {
   for (const auto load : {LoadDispatchSend, LoadDispatchReceive, LoadFusedDispatchSend, LoadFusedDispatchReceive,
-                          LoadCombine, LoadRedispatch, LoadSendRows}) {
+                          LoadCombine, LoadRedispatch, LoadSendRows, LoadExchange}) {
     if (const cudaError_t error = load(); error != cudaSuccess) return error;
   }
   return cudaSuccess;

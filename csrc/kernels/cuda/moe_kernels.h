@@ -15,6 +15,7 @@
 
 #include "csrc/kernels/moe_kernels.h"
 #include "csrc/kernels/moe_layout.h"
+#include "csrc/kernels/signals.h"
 
 namespace jax_fabric::kernels::cuda {
 
@@ -38,6 +39,12 @@ struct KernelTimes {
   }
 };
 
+// What all kernels of a launch have besides their arguments.
+struct KernelRun {
+  KernelTimes* times;
+  const ChannelState* channel;
+};
+
 struct LaunchOptions {
   cudaStream_t stream = nullptr;
   // WorkspaceBytes() of memory, aligned to 256, for this launch alone until it has run.
@@ -51,6 +58,11 @@ struct LaunchOptions {
   bool fused = true;
   // On the device, or null: what the launched kernels widen. For benchmarks.
   KernelTimes* times = nullptr;
+  // On the device, or null. With it, the exchange's number is what the channel says, and not the stamp's: `slots` have
+  // 2 N entries, those of odd exchanges behind those of even ones, and nothing is done once the channel has failed.
+  const ChannelState* channel = nullptr;
+
+  KernelRun run() const { return {times, channel}; }
 };
 
 // Enough for each of the launches with this layout. `elements`: of DispatchReceiveArgs.

@@ -23,8 +23,9 @@ namespace {
 // A block for each rank: the message but for its rows, and the first of them.
 __global__ void __launch_bounds__(kRowThreads)
     HeadKernel(const __grid_constant__ RedispatchSendArgs args, const __grid_constant__ RedispatchWorkspace workspace,
-               KernelTimes* times) {
-  const KernelTimer timer(times);
+               KernelRun run) {
+  const KernelTimer timer(run.times);
+  if (HasFailed(run)) return;
   const SlotLayout& layout = args.layout;
   const MoeShape& shape = layout.shape;
   const int32_t rank = blockIdx.x;
@@ -40,12 +41,12 @@ __global__ void __launch_bounds__(kRowThreads)
     atomicAdd(&rows, 1);
   }
   __syncthreads();
-  void* slot = args.slots[rank];
+  void* slot = SendSlots(run, args.slots, shape.ranks)[rank];
   ZeroWords(slot, sizeof(MessageHeader), layout.PlainPayloadOffset(), threadIdx.x, kRowThreads);
   if (threadIdx.x != 0) return;
   workspace.first_rows[rank] = first_row;
   const int64_t sent = rows < shape.MessageRows() ? rows : shape.MessageRows();
-  WriteHeader(args.stamp, args.kind,
+  WriteHeader(StampOf(run, args.stamp), args.kind,
               {.rows = sent, .first_row = sent > 0 ? first_row : 0, .payload_offset = layout.PlainPayloadOffset()},
               slot);
   const int64_t stride = args.kind == ExchangeKind::kDispatch ? layout.DispatchRowBytes() : layout.RedispatchRowBytes();
@@ -57,8 +58,9 @@ __global__ void __launch_bounds__(kRowThreads)
 // A block for each source: *used is the number of rows that rows go to, in any round. DispatchReceive leaves no gaps.
 __global__ void __launch_bounds__(kRowThreads)
     CountUsedKernel(const __grid_constant__ RedispatchReceiveArgs args,
-                    const __grid_constant__ RedispatchWorkspace workspace, KernelTimes* times) {
-  const KernelTimer timer(times);
+                    const __grid_constant__ RedispatchWorkspace workspace, KernelRun run) {
+  const KernelTimer timer(run.times);
+  if (HasFailed(run)) return;
   const MoeShape& shape = args.layout.shape;
   const int64_t source = blockIdx.x;
   const int64_t local_top_k = shape.LocalTopK();
@@ -78,8 +80,9 @@ __global__ void __launch_bounds__(kRowThreads)
 // What no row goes to.
 __global__ void __launch_bounds__(kRowThreads)
     ZeroUnusedKernel(const __grid_constant__ RedispatchReceiveArgs args,
-                     const __grid_constant__ RedispatchWorkspace workspace, KernelTimes* times) {
-  const KernelTimer timer(times);
+                     const __grid_constant__ RedispatchWorkspace workspace, KernelRun run) {
+  const KernelTimer timer(run.times);
+  if (HasFailed(run)) return;
   const MoeShape& shape = args.layout.shape;
   const int64_t used = *workspace.used;
   const int64_t row_bytes = shape.hidden * ElementBytes(args.out_type);
@@ -136,8 +139,10 @@ __device__ void ReceiveOne(const RedispatchReceiveArgs& args, const RowFormat& f
 template <int kCount>
 __global__ void __launch_bounds__(kRowThreads)
     ReceiveKernel(const __grid_constant__ RedispatchReceiveArgs args, const __grid_constant__ RowFormat format,
-                  ReceiveSlots slots, KernelTimes* times) {
-  const KernelTimer timer(times);
+                  ReceiveSlots slots, KernelRun run) {
+  const KernelTimer timer(run.times);
+  if (HasFailed(run)) return;
+  slots.Choose(run, args.layout.shape.ranks);
   const MoeShape& shape = args.layout.shape;
   const int64_t source = blockIdx.x;
   const int64_t local_top_k = shape.LocalTopK();
@@ -163,7 +168,7 @@ cudaError_t RedispatchSend(const RedispatchSendArgs& args, const LaunchOptions& 
   const MoeShape& shape = args.layout.shape;
   WorkspaceParts parts(options.workspace);
   const RedispatchWorkspace workspace(parts, shape);
-  HeadKernel<<<shape.ranks, kRowThreads, 0, options.stream>>>(args, workspace, options.times);
+  HeadKernel<<<shape.ranks, kRowThreads, 0, options.stream>>>(args, workspace, options.run());
   const cudaError_t error = cudaGetLastError();
   if (error != cudaSuccess) return error;
   return LaunchSendRows({.format = RowFormat(args.layout, args.kind),
@@ -185,16 +190,16 @@ cudaError_t RedispatchReceive(const RedispatchReceiveArgs& args, const LaunchOpt
   if (args.round == 0) {
     const cudaError_t error = cudaMemsetAsync(workspace.used, 0, sizeof(int32_t), options.stream);
     if (error != cudaSuccess) return error;
-    CountUsedKernel<<<shape.ranks, kRowThreads, 0, options.stream>>>(args, workspace, options.times);
-    ZeroUnusedKernel<<<2 * options.multiprocessors, kRowThreads, 0, options.stream>>>(args, workspace, options.times);
+    CountUsedKernel<<<shape.ranks, kRowThreads, 0, options.stream>>>(args, workspace, options.run());
+    ZeroUnusedKernel<<<2 * options.multiprocessors, kRowThreads, 0, options.stream>>>(args, workspace, options.run());
   }
   const RowFormat format(args.layout, args.kind);
   const ReceiveSlots slots{args.slots, options.first_slot, args.layout.SlotBytes()};
   const dim3 blocks(shape.ranks, BlocksOfMessage(shape.ranks, shape.MessageRows(), options.multiprocessors));
   if (IsVectorised(shape.hidden)) {
-    ReceiveKernel<kVector><<<blocks, kRowThreads, 0, options.stream>>>(args, format, slots, options.times);
+    ReceiveKernel<kVector><<<blocks, kRowThreads, 0, options.stream>>>(args, format, slots, options.run());
   } else {
-    ReceiveKernel<1><<<blocks, kRowThreads, 0, options.stream>>>(args, format, slots, options.times);
+    ReceiveKernel<1><<<blocks, kRowThreads, 0, options.stream>>>(args, format, slots, options.run());
   }
   return cudaGetLastError();
 }

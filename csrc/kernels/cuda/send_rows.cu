@@ -17,7 +17,7 @@ namespace {
 constexpr int kBlocks = 4;
 
 // By the first warp of the block. There is room for a place in each message.
-__device__ int FindPlaces(const SendRowsArgs& args, int64_t t, char** rows) {
+__device__ int FindPlaces(const SendRowsArgs& args, void* const* slots, int64_t t, char** rows) {
   const int lane = threadIdx.x;
   int count = 0;
 #pragma unroll 1
@@ -32,7 +32,7 @@ __device__ int FindPlaces(const SendRowsArgs& args, int64_t t, char** rows) {
     const uint32_t going = __ballot_sync(kAllLanes, goes);
     if (goes) {
       const int64_t payload = args.payload_offsets != nullptr ? args.payload_offsets[rank] : args.plain_payload_offset;
-      rows[count + __popc(going & ((1u << lane) - 1))] = At<char>(args.slots[rank], payload + row * args.format.stride);
+      rows[count + __popc(going & ((1u << lane) - 1))] = At<char>(slots[rank], payload + row * args.format.stride);
     }
     count += __popc(going);
   }
@@ -42,15 +42,16 @@ __device__ int FindPlaces(const SendRowsArgs& args, int64_t t, char** rows) {
 // A block for each token.
 template <int kCount>
 __global__ void __launch_bounds__(kSendThreads, kBlocks)
-    SendRowsKernel(const __grid_constant__ SendRowsArgs args, KernelTimes* times) {
-  const KernelTimer timer(times);
+    SendRowsKernel(const __grid_constant__ SendRowsArgs args, KernelRun run) {
+  const KernelTimer timer(run.times);
+  if (HasFailed(run)) return;
   extern __shared__ char* rows[];
   __shared__ int count;
   const IndexRange tokens = TokensInRound(args.shape, args.route, args.t_rows, args.round);
   const int64_t t = blockIdx.x;
   if (t < tokens.begin || t >= tokens.end) return;
   if (threadIdx.x < kWarp) {
-    const int found = FindPlaces(args, t, rows);
+    const int found = FindPlaces(args, SendSlots(run, args.slots, args.shape.ranks), t, rows);
     if (threadIdx.x == 0) count = found;
   }
   __syncthreads();
@@ -66,9 +67,9 @@ cudaError_t LaunchSendRows(const SendRowsArgs& args, const LaunchOptions& option
   if (args.t_rows == 0) return cudaSuccess;
   const size_t shared_bytes = sizeof(char*) * args.shape.ranks;
   if (IsVectorised(args.format.hidden)) {
-    SendRowsKernel<kVector><<<args.t_rows, kSendThreads, shared_bytes, options.stream>>>(args, options.times);
+    SendRowsKernel<kVector><<<args.t_rows, kSendThreads, shared_bytes, options.stream>>>(args, options.run());
   } else {
-    SendRowsKernel<1><<<args.t_rows, kSendThreads, shared_bytes, options.stream>>>(args, options.times);
+    SendRowsKernel<1><<<args.t_rows, kSendThreads, shared_bytes, options.stream>>>(args, options.run());
   }
   return cudaGetLastError();
 }

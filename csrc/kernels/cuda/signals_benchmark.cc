@@ -1,8 +1,10 @@
 // How long the device and the host take to tell each other something, in CUDA graphs. One JSON object a line.
 //
-// round trip: from a post that the proxy sees to the next one; between them are the proxy's answer, the wait that it
-//   ends, and the next exchange's ticket and post. The proxy does nothing else.
-// watcher: the same with a watcher's word, whose callback answers: bump, poll, callback, store, wait, next bump.
+// round trip: from an exchange that the host sees to the next one, of one rank and no rows. Between them are the host's
+//   answer, the wait that it ends, the kernels that unpack and pack, and the next exchange's beginning. The host does
+//   nothing else.
+// watcher: the same with a watcher's word, whose callback answers: bump, poll, callback, store, wait, unpack, pack,
+// bump.
 //
 // signals_benchmark [--graphs G]
 #include <cuda_runtime_api.h>
@@ -19,7 +21,8 @@
 #include <thread>
 #include <vector>
 
-#include "csrc/kernels/cuda/signal_kernels.h"
+#include "csrc/kernels/cuda/exchange.h"
+#include "csrc/kernels/cuda/moe_kernels.h"
 #include "csrc/kernels/signals.h"
 
 namespace jax_fabric::kernels::cuda {
@@ -73,28 +76,66 @@ void Report(const char* name, std::vector<int64_t>& ns) {
   std::fflush(stdout);
 }
 
-// One channel, and a thread that answers its exchanges.
+// One channel of one rank that reaches itself through the host, and a thread that answers its exchanges.
 class Channel {
  public:
   Channel()
       : signals_(AllocateMapped<ChannelSignals>()),
-        abort_(AllocateMapped<AbortWord>()),
+        missing_(AllocateMapped<uint8_t>()),
         word_(AllocateMapped<WatcherWord>()),
         state_(Allocate<ChannelState>(1)),
         token_(Allocate<int32_t>(2)) {
+    layout_.shape = {.hidden = 8};
     Check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    send_.layout = receive_.layout = layout_;
+    send_.route = {Allocate<int32_t>(1), Allocate<int32_t>(1)};
+    receive_.route = {Allocate<int32_t>(1), Allocate<int32_t>(1), Allocate<int32_t>(1)};
+    receive_.t_rows = 1;
+    receive_.out = Allocate<float>(8);
+    Check(cudaMemset(receive_.route.index, 0xff, sizeof(int32_t)));
+    char* slots = Allocate<char>(2 * layout_.SlotBytes());
+    void* table[2] = {slots, slots + layout_.SlotBytes()};
+    send_.slots = Allocate<void*>(2);
+    receive_.slots = send_.slots;
+    Check(cudaMemcpy(const_cast<void**>(send_.slots), table, sizeof(table), cudaMemcpyHostToDevice));
+    send_.message_bytes = Allocate<int64_t>(1);
+    exchange_.channel = {.state = state_,
+                         .signals = OnDevice(signals_),
+                         .missing = OnDevice(missing_),
+                         .peers = Allocate<ExchangePeer>(1),
+                         .flags = Allocate<int64_t>(1),
+                         .through_host = true,
+                         .timeout_ns = kTimeoutNs};
+    exchange_.layout = layout_;
+    exchange_.kind = ExchangeKind::kCombine;
+    exchange_.slots = receive_.slots;
+    exchange_.axis_rank = Allocate<int32_t>(1);
+    exchange_.token = token_;
+    exchange_.ticket = token_;
+    exchange_.send_route = receive_.route;
+    exchange_.receive_route = send_.route;
+    exchange_.t_rows = 1;
   }
 
-  // By a post, which the host finds in the ring.
+  LaunchOptions options() const { return {.stream = stream_, .channel = state_}; }
+
+  // By an exchange.
   void TellByPost() {
-    Check(Post({.signals = OnDevice(signals_), .state = state_, .ticket = token_, .record = {}}, stream_));
+    exchange_.part = ExchangePart::kWhole;
+    Check(Exchange(exchange_, stream_));
   }
   bool IsToldByPost(int64_t next) {
-    return std::atomic_ref(signals_->RecordOf(next).sequence).load(std::memory_order_acquire) == next;
+    return std::atomic_ref(signals_->posted.sequence).load(std::memory_order_acquire) == next;
   }
 
   // By a watcher's word: the token, whose upper half is 0. The host calls back.
-  void TellByWord() { Check(Bump(OnDevice(word_), reinterpret_cast<const uint64_t*>(token_), stream_)); }
+  void TellByWord() {
+    exchange_.part = ExchangePart::kBegin;
+    Check(Exchange(exchange_, stream_));
+    Check(Bump(OnDevice(word_), reinterpret_cast<const uint64_t*>(token_), stream_));
+    exchange_.part = ExchangePart::kFinish;
+    Check(Exchange(exchange_, stream_));
+  }
   bool IsToldByWord(int64_t) {
     const uint64_t now = std::atomic_ref(word_->value).load(std::memory_order_acquire);
     if (now == last_) return false;
@@ -109,14 +150,9 @@ class Channel {
     cudaGraphExec_t executable;
     Check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
     for (int64_t i = 0; i < kExchanges; ++i) {
-      Check(Ticket(state_, token_, stream_));
+      Check(CombineSend(send_, options()));
       (this->*tell)();
-      Check(Wait({.signals = OnDevice(signals_),
-                  .state = state_,
-                  .abort = OnDevice(abort_),
-                  .ticket = token_,
-                  .timeout_ns = kTimeoutNs},
-                 stream_));
+      Check(CombineReceive(receive_, options()));
     }
     Check(cudaStreamEndCapture(stream_, &graph));
     Check(cudaGraphInstantiate(&executable, graph, 0));
@@ -128,7 +164,7 @@ class Channel {
           if (stop) return;
         }
         seen.push_back(NowNs());
-        std::atomic_ref(signals_->done.sequence).store(next, std::memory_order_release);
+        std::atomic_ref(signals_->host.done).store(next, std::memory_order_release);
       }
     });
     for (int i = 0; i < graphs; ++i) Check(cudaGraphLaunch(executable, stream_));
@@ -136,8 +172,9 @@ class Channel {
     stop = true;
     host.join();
     if (signals_->error.sequence != 0) {
-      std::fprintf(stderr, "signals_benchmark: exchange %lld failed\n",
-                   static_cast<long long>(signals_->error.sequence));
+      std::fprintf(stderr, "signals_benchmark: exchange %lld failed: %d, %lld\n",
+                   static_cast<long long>(signals_->error.sequence), static_cast<int>(signals_->error.error),
+                   static_cast<long long>(signals_->error.detail));
       std::exit(1);
     }
     return seen;
@@ -145,10 +182,14 @@ class Channel {
 
  private:
   ChannelSignals* const signals_;
-  AbortWord* const abort_;
+  uint8_t* const missing_;
   WatcherWord* const word_;
   ChannelState* const state_;
   int32_t* const token_;
+  SlotLayout layout_;
+  CombineSendArgs send_;
+  CombineReceiveArgs receive_;
+  ExchangeArgs exchange_;
   cudaStream_t stream_ = nullptr;
   uint64_t last_ = 0;
   std::atomic<uint64_t> called_with_ = 0;
@@ -176,7 +217,7 @@ int Main(int argc, char** argv) {
     std::fprintf(stderr, "signals_benchmark: --graphs %d: must be at least 6, of which 5 are for warming up\n", graphs);
     return 2;
   }
-  Check(LoadSignalKernels());
+  Check(LoadKernels());
   std::vector<int64_t> by_post = Cycles(Channel().Run(&Channel::TellByPost, &Channel::IsToldByPost, graphs));
   Report("round trip through the proxy", by_post);
   std::vector<int64_t> by_word = Cycles(Channel().Run(&Channel::TellByWord, &Channel::IsToldByWord, graphs));

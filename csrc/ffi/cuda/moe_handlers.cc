@@ -1,0 +1,183 @@
+#include "csrc/ffi/cuda/moe_handlers.h"
+
+#include <cuda_runtime_api.h>
+
+#include <array>
+#include <utility>
+
+#include "csrc/ffi/call_binding.h"
+#include "csrc/ffi/context_table.h"
+#include "csrc/ffi/moe_arguments.h"
+#include "csrc/moe/cuda/cuda_context.h"
+
+namespace jax_fabric::ffi_layer {
+namespace {
+
+using kernels::ElementType;
+using kernels::ExchangeKind;
+using kernels::cuda::FillRange;
+
+// What every call has of its own.
+struct GpuCall {
+  cudaStream_t stream;
+  int32_t device;
+  int64_t context;
+  int64_t channel;
+  int64_t call_index;
+
+  // Calls of a program are different calls, also where shapes are equal.
+  uint64_t Key() const { return Signature({context, channel, call_index}); }
+};
+
+ffi::Error ToFfi(const Status& status) { return status ? ffi::Error::Success() : ToXlaError(status.error()); }
+
+// body(context, channel) with the context kept open.
+template <typename Body>
+ffi::Error WithChannel(const GpuCall& call, Body body) {
+  LocalRank* rank = ContextTable::Get().Find(call.context, call.device);
+  if (rank == nullptr) return ToXlaError(NoSuchRank(call.context, call.device));
+  const Visit visit(rank);
+  if (visit.context() == nullptr) {
+    return ToXlaError(Error{ErrorCode::kFailedPrecondition, "the fabric of this expert-parallel context was closed"});
+  }
+  if (visit.context()->platform() != moe::Platform::kCuda) {
+    return ToXlaError(
+        Error{ErrorCode::kInvalidArgument, "a computation on a GPU calls an expert-parallel context on the CPU"});
+  }
+  const auto& context = static_cast<const moe::CudaContext&>(*visit.context());
+  const moe::CudaChannel* channel = context.channel(static_cast<int32_t>(call.channel));
+  if (channel == nullptr) {
+    return ToXlaError(Error{ErrorCode::kInvalidArgument, fmt::format("channel={}: the context has channels 0 to {}",
+                                                                     call.channel, context.config().channels - 1)});
+  }
+  return ToFfi(body(context.config(), *channel));
+}
+
+uint32_t NotANumber(ffi::DataType type) {
+  switch (type) {
+    case ffi::F32:
+      return 0x7fc00000;
+    case ffi::BF16:
+      return 0x7fc07fc0;
+    case ffi::F16:
+      return 0x7e007e00;
+    case ffi::F8E4M3FN:
+      return 0x7f7f7f7f;
+    default:
+      return 0;
+  }
+}
+
+// Results where there are none: floats are NaN, so that nobody takes them for results.
+FillRange FillOf(ffi::Result<ffi::AnyBuffer>& result) {
+  return {result->untyped_data(), static_cast<int64_t>(result->size_bytes()), NotANumber(result->element_type())};
+}
+FillRange FillOf(ffi::ResultBuffer<ffi::F32>& result) {
+  return {result->untyped_data(), static_cast<int64_t>(result->size_bytes()), NotANumber(ffi::F32)};
+}
+// Integers: routes lead nowhere with -1, and sizes are 0.
+FillRange FillOf(ffi::ResultBuffer<ffi::S32>& result, int32_t value) {
+  return {result->untyped_data(), static_cast<int64_t>(result->size_bytes()), static_cast<uint32_t>(value)};
+}
+
+ffi::Error Dispatch(cudaStream_t stream, int32_t device, RankOperand rank, ffi::AnyBuffer x, S32 experts, F32 weights,
+                    F32 scales, S32, ffi::Result<ffi::AnyBuffer> tokens, ffi::ResultBuffer<ffi::F32> row_weights,
+                    ffi::ResultBuffer<ffi::S32> group_sizes, ffi::ResultBuffer<ffi::S32> dropped,
+                    ffi::ResultBuffer<ffi::S32> token, ffi::ResultBuffer<ffi::S32> index,
+                    ffi::ResultBuffer<ffi::S32> slot, ffi::ResultBuffer<ffi::S32> token_ends,
+                    ffi::ResultBuffer<ffi::S32> positions, ffi::ResultBuffer<ffi::S32> rows,
+                    ffi::ResultBuffer<ffi::F32> row_scales, int64_t context, int64_t channel, int64_t call_index,
+                    bool zero_padding) {
+  const GpuCall call{stream, device, context, channel, call_index};
+  return WithChannel(call, [&](const moe::MoeConfig& config, const moe::CudaChannel& found) -> Status {
+    JF_ASSIGN_OR_RETURN(const ElementType type, ElementTypeOf(x.element_type()));
+    JF_ASSIGN_OR_RETURN(const ElementType tokens_type, ElementTypeOf(tokens->element_type()));
+    auto send = DispatchSendArgsOf(config, type, x, experts, weights, scales, SendRouteOf(index, slot, token_ends));
+    send.absent = nullptr;  // in host memory, and all are there
+    const DispatchResults results{tokens, row_weights, group_sizes, dropped, positions, rows, row_scales};
+    const auto receive = DispatchReceiveArgsOf(config, tokens_type, send.t_rows, results, zero_padding);
+    const std::array outputs = {FillOf(tokens),    FillOf(row_weights), FillOf(group_sizes, 0), FillOf(dropped, 0),
+                                FillOf(index, -1), FillOf(slot, -1),    FillOf(token_ends, 0),  FillOf(positions, -1),
+                                FillOf(rows, -1),  FillOf(row_scales)};
+    return found.Dispatch({.stream = stream,
+                           .kind = ExchangeKind::kDispatch,
+                           .signature = call.Key() ^ DispatchSignature(send.t_rows, receive.elements, type),
+                           .axis_rank = rank.typed_data(),
+                           .token = token->typed_data(),
+                           .outputs = outputs},
+                          send, receive);
+  });
+}
+
+ffi::Error Combine(cudaStream_t stream, int32_t device, RankOperand rank, ffi::AnyBuffer y, F32 weights, F32 scalars,
+                   S32 index, S32 slot, S32 token_ends, S32 positions, S32 rows, S32, ffi::Result<ffi::AnyBuffer> out,
+                   ffi::ResultBuffer<ffi::F32> out_scalars, ffi::ResultBuffer<ffi::S32> token, int64_t context,
+                   int64_t channel, int64_t call_index, bool back) {
+  const GpuCall call{stream, device, context, channel, call_index};
+  return WithChannel(call, [&](const moe::MoeConfig& config, const moe::CudaChannel& found) -> Status {
+    JF_ASSIGN_OR_RETURN(const ElementType type, ElementTypeOf(y.element_type()));
+    JF_ASSIGN_OR_RETURN(const ElementType out_type, ElementTypeOf(out->element_type()));
+    const ExchangeKind kind = back ? ExchangeKind::kDispatchBack : ExchangeKind::kCombine;
+    const auto send = CombineSendArgsOf(config, kind, type, y, weights, scalars, positions, rows);
+    auto receive = CombineReceiveArgsOf(config, out_type, SendRouteOf(index, slot, token_ends), out);
+    receive.layout = send.layout;
+    receive.kind = kind;
+    receive.scalars = back ? out_scalars->typed_data() : nullptr;
+    const std::array outputs = {FillOf(out), FillOf(out_scalars)};
+    return found.Combine(
+        {.stream = stream,
+         .kind = kind,
+         .signature = call.Key() ^ CombineSignature(receive.t_rows, type, send.row_weights != nullptr, back),
+         .axis_rank = rank.typed_data(),
+         .token = token->typed_data(),
+         .outputs = outputs},
+        send, receive);
+  });
+}
+
+ffi::Error Redispatch(cudaStream_t stream, int32_t device, RankOperand rank, ffi::AnyBuffer x, F32 weights,
+                      ffi::AnyBuffer y, S32 index, S32 slot, S32 token_ends, S32 positions, S32 rows, S32,
+                      ffi::Result<ffi::AnyBuffer> out, ffi::ResultBuffer<ffi::F32> dots,
+                      ffi::ResultBuffer<ffi::S32> token, int64_t context, int64_t channel, int64_t call_index) {
+  const GpuCall call{stream, device, context, channel, call_index};
+  return WithChannel(call, [&](const moe::MoeConfig& config, const moe::CudaChannel& found) -> Status {
+    JF_ASSIGN_OR_RETURN(const ElementType type, ElementTypeOf(x.element_type()));
+    JF_ASSIGN_OR_RETURN(const ElementType y_type, ElementTypeOf(y.element_type()));
+    const auto [send, receive] =
+        RedispatchArgsOf(config, type, x, weights, y_type, y, SendRouteOf(index, slot, token_ends),
+                         {Route(positions), Route(rows)}, out, dots);
+    const std::array outputs = {FillOf(out), FillOf(dots)};
+    return found.Redispatch({.stream = stream,
+                             .kind = ExchangeKind::kRedispatch,
+                             .signature = call.Key() ^ RedispatchSignature(send.t_rows, type, receive.y != nullptr),
+                             .axis_rank = rank.typed_data(),
+                             .token = token->typed_data(),
+                             .outputs = outputs},
+                            send, receive);
+  });
+}
+
+// As BindingOf, of what a call on a GPU takes first.
+template <typename... Parameters, typename... Names>
+auto GpuBindingOf(ffi::Error (*)(cudaStream_t, int32_t, RankOperand, Parameters...), const Names&... own_attributes) {
+  const std::vector<std::string> names = AttributeNames<Parameters...>(own_attributes...);
+  return binding::Add<Parameters...>(
+      ffi::Ffi::Bind().Ctx<ffi::PlatformStream<cudaStream_t>>().Ctx<ffi::DeviceOrdinal>().template Arg<RankOperand>(),
+      names.data());
+}
+
+// Launches may be recorded: nothing else happens in a call.
+XLA_FFI_DEFINE_HANDLER(kDispatch, Dispatch, GpuBindingOf(Dispatch, "zero_padding"),
+                       {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kCombine, Combine, GpuBindingOf(Combine, "back"), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kRedispatch, Redispatch, GpuBindingOf(Redispatch), {ffi::Traits::kCmdBufferCompatible});
+
+}  // namespace
+
+std::vector<Target> CudaMoeTargets() {
+  return {{"jf_moe_dispatch", nullptr, kDispatch},
+          {"jf_moe_combine", nullptr, kCombine},
+          {"jf_moe_redispatch", nullptr, kRedispatch}};
+}
+
+}  // namespace jax_fabric::ffi_layer

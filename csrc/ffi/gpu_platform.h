@@ -1,0 +1,27 @@
+// What this build can do on GPUs: everything (csrc/ffi/cuda), or nothing.
+#ifndef JAX_FABRIC_FFI_GPU_PLATFORM_H_
+#define JAX_FABRIC_FFI_GPU_PLATFORM_H_
+
+#include <memory>
+#include <vector>
+
+#include "csrc/base/status.h"
+#include "csrc/engine/domain_group.h"
+#include "csrc/ffi/target.h"
+#include "csrc/moe/host_proxy.h"
+#include "csrc/moe/moe_config.h"
+#include "csrc/moe/rank_context.h"
+
+namespace jax_fabric::ffi_layer {
+
+// Whether it was built with CUDA; says nothing of the machine.
+bool HasGpu();
+// Custom calls for XLA's platform "CUDA".
+std::vector<Target> GpuTargets();
+// As CudaContext::Create.
+Result<std::unique_ptr<moe::RankContext>> CreateGpuContext(const moe::MoeConfig& config, DomainGroup* group,
+                                                           moe::HostProxy* proxy, int device, bool force_staged);
+
+}  // namespace jax_fabric::ffi_layer
+
+#endif  // JAX_FABRIC_FFI_GPU_PLATFORM_H_

@@ -1,0 +1,15 @@
+#include "csrc/ffi/gpu_platform.h"
+
+namespace jax_fabric::ffi_layer {
+
+bool HasGpu() { return false; }
+
+std::vector<Target> GpuTargets() { return {}; }
+
+Result<std::unique_ptr<moe::RankContext>> CreateGpuContext(const moe::MoeConfig&, DomainGroup*, moe::HostProxy*, int,
+                                                           bool) {
+  return MakeError(ErrorCode::kFailedPrecondition,
+                   "this jax_fabric was built without CUDA: build it where nvcc is found (docs/building.md)");
+}
+
+}  // namespace jax_fabric::ffi_layer

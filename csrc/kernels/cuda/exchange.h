@@ -1,0 +1,89 @@
+// The exchange between a send kernel and a receive kernel: tells the peers that this rank's messages are complete,
+// waits for theirs and checks them. Launches allocate nothing; a stream that is being captured records them.
+//
+// The exchanges of a channel must follow each other on their device: each kernel leaves to the next one what is in
+// ChannelState. Which exchange it is, is known there and nowhere else, so a recorded launch can be replayed.
+#ifndef JAX_FABRIC_KERNELS_CUDA_EXCHANGE_H_
+#define JAX_FABRIC_KERNELS_CUDA_EXCHANGE_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "csrc/kernels/moe_kernels.h"
+#include "csrc/kernels/moe_layout.h"
+#include "csrc/kernels/signals.h"
+
+namespace jax_fabric::kernels::cuda {
+
+// How a channel reaches a rank, itself included.
+struct ExchangePeer {
+  // In the peer's memory, for this rank alone: the last exchange whose message to it is complete. Null: the host knows
+  // how to bring messages there, and says when the peer's are here.
+  int64_t* flag = nullptr;
+  uint64_t incarnation = 0;
+};
+
+// What results are set to when there are none: `pattern` again and again. Aligned to 4, and so is `bytes`.
+struct FillRange {
+  void* begin = nullptr;
+  int64_t bytes = 0;
+  uint32_t pattern = 0;
+};
+
+// What all exchanges of a channel have in common. Pointers are to memory that the device can reach.
+struct ExchangeChannel {
+  ChannelState* state = nullptr;
+  ChannelSignals* signals = nullptr;
+  uint8_t* missing = nullptr;           // [N] in host memory: set for ranks whose messages did not come in time
+  const ExchangePeer* peers = nullptr;  // [N]
+  const int64_t* flags = nullptr;       // [N] by the peers, as ExchangePeer::flag
+  int64_t* expert_rows = nullptr;       // [N] zeros; scratch
+  bool through_host = false;            // some peer has no flag
+  int64_t timeout_ns = 0;
+};
+
+enum class ExchangePart : int32_t {
+  kWhole = 0,
+  kBegin = 1,   // this rank's messages leave
+  kFinish = 2,  // those of the others are awaited
+};
+
+struct ExchangeArgs {
+  static constexpr int kMostOutputs = 10;
+
+  ExchangeChannel channel;
+  ExchangePart part = ExchangePart::kWhole;
+  SlotLayout layout;
+  ExchangeKind kind = ExchangeKind::kDispatch;
+  MessageStamp stamp;  // of its sequence and incarnation the channel and the peers know
+  int32_t round = 0;
+  const void* const* slots = nullptr;  // [2 N] of this rank, those of odd exchanges behind those of even ones
+  const int32_t* axis_rank = nullptr;  // where the program believes that it is
+  const int32_t* ticket = nullptr;     // kFinish: what the beginning said
+  int32_t* token = nullptr;            // out: the exchange, its lowest bits
+  // Of the receive kernel, from which it follows what each source must have sent. All but the first round of dispatch.
+  SendRoute send_route;
+  ReceiveRoute receive_route;
+  int32_t t_rows = 0;
+  // Of a dispatch whose capacity can be too small: rows of a rank at most. 0: nobody needs to look.
+  int64_t capacity = 0;
+  // What to fill where the channel has failed; the receive kernel does nothing then.
+  FillRange outputs[kMostOutputs];
+  int32_t output_count = 0;
+};
+
+cudaError_t Exchange(const ExchangeArgs& args, cudaStream_t stream);
+
+// After the receive kernel of a batch: whether each of its elements has found room (dropped: [elements]). Fills the
+// outputs where one has not.
+cudaError_t CheckElements(const ExchangeArgs& args, const int32_t* dropped, int32_t elements, cudaStream_t stream);
+
+// Raises a watcher's word to *value; what kernels before it have stored is there when the host sees it.
+cudaError_t Bump(WatcherWord* word, const uint64_t* value, cudaStream_t stream);
+
+cudaError_t LoadExchange();
+
+}  // namespace jax_fabric::kernels::cuda
+
+#endif  // JAX_FABRIC_KERNELS_CUDA_EXCHANGE_H_

@@ -1,0 +1,296 @@
+// The exchange kernel against messages of the CPU's kernels and a host that says what a proxy says. Needs a GPU.
+#include "csrc/kernels/cuda/exchange.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "csrc/kernels/cpu/kernels_testing.h"
+#include "csrc/kernels/cuda/moe_kernels.h"
+#include "csrc/kernels/message_fault.h"
+#include "gtest/gtest.h"
+
+namespace jax_fabric::kernels::cuda {
+namespace {
+
+using testing::World;
+
+constexpr int64_t kSecondNs = 1'000'000'000;
+
+void Check(cudaError_t error) { ASSERT_EQ(error, cudaSuccess) << cudaGetErrorString(error); }
+
+// A channel of rank 0 among three ranks, whose slots hold the messages of a dispatch.
+class ExchangeTest : public ::testing::Test {
+ protected:
+  ExchangeTest() : world_({.ranks = 3, .experts = 7, .max_tokens = 9, .top_k = 3, .hidden = 8}, 5) {
+    world_.SendDispatch(0);
+    layout_ = world_.rank(0).layout;
+    Check(LoadKernels());
+    Check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    signals_ = Mapped<ChannelSignals>(1);
+    missing_ = Mapped<uint8_t>(ranks());
+    state_ = Allocate<ChannelState>(1);
+    flags_ = Allocate<int64_t>(ranks());
+    other_flags_ = Allocate<int64_t>(ranks());
+    peers_ = Allocate<ExchangePeer>(ranks());
+    slots_ = Allocate<char>(2 * ranks() * layout_.SlotBytes());
+    output_ = Allocate<float>(kOutputs);
+    token_ = Allocate<int32_t>(1);
+    std::vector<const void*> table;
+    for (int32_t i = 0; i < 2 * ranks(); ++i) table.push_back(slots_ + i * layout_.SlotBytes());
+    args_.slots = Upload(table);
+    args_.channel = {.state = state_,
+                     .signals = signals_,
+                     .missing = missing_,
+                     .peers = peers_,
+                     .flags = flags_,
+                     .expert_rows = Allocate<int64_t>(ranks()),
+                     .timeout_ns = kSecondNs / 5};
+    args_.layout = layout_;
+    args_.stamp = world_.Stamp(0);
+    args_.axis_rank = Allocate<int32_t>(1);
+    args_.ticket = args_.token = token_;
+    args_.outputs[0] = {output_, kOutputs * 4, 0x7fc00000};
+    args_.output_count = 1;
+    for (int32_t source = 0; source < ranks(); ++source) SetMessage(source, world_.Slot(0, source));
+    Reset();
+  }
+  ~ExchangeTest() override {
+    EXPECT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
+    for (void* memory : memory_) cudaFree(memory);
+    for (void* memory : mapped_) cudaFreeHost(memory);
+    cudaStreamDestroy(stream_);
+  }
+
+  static constexpr int64_t kOutputs = 1000;
+  int32_t ranks() const { return layout_.shape.ranks; }
+  int64_t sequence() const { return world_.Stamp(0).sequence; }
+
+  // Unified addressing: the same address on the device.
+  template <typename T>
+  T* Mapped(int64_t count) {
+    void* memory = nullptr;
+    Check(cudaHostAlloc(&memory, count * sizeof(T), cudaHostAllocMapped));
+    std::memset(memory, 0, count * sizeof(T));
+    mapped_.push_back(memory);
+    return static_cast<T*>(memory);
+  }
+  template <typename T>
+  T* Allocate(int64_t count) {
+    void* memory = nullptr;
+    Check(cudaMalloc(&memory, count * sizeof(T)));
+    Check(cudaMemset(memory, 0, count * sizeof(T)));
+    memory_.push_back(memory);
+    return static_cast<T*>(memory);
+  }
+  template <typename T>
+  T* Upload(const std::vector<T>& values) {
+    T* memory = Allocate<T>(values.size());
+    Check(cudaMemcpy(memory, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice));
+    return memory;
+  }
+  template <typename T>
+  void Set(T* to, const std::vector<T>& values) {
+    Check(cudaMemcpy(to, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice));
+  }
+  void SetMessage(int32_t source, const void* message) {
+    const int64_t slot = (sequence() & 1) * ranks() + source;
+    Check(cudaMemcpy(slots_ + slot * layout_.SlotBytes(), message, layout_.SlotBytes(), cudaMemcpyHostToDevice));
+  }
+
+  // The next exchange is that of the messages, and all of them are here.
+  void Reset() {
+    *signals_ = ChannelSignals{};
+    std::memset(missing_, 0, ranks());
+    Set(state_, {ChannelState{.issued = sequence() - 1, .finished = sequence() - 1}});
+    Set(flags_, {sequence(), sequence(), sequence()});
+    std::vector<ExchangePeer> peers;
+    for (int32_t r = 0; r < ranks(); ++r) {
+      peers.push_back({.flag = other_flags_ + r, .incarnation = world_.Stamp(r).incarnation});
+    }
+    Set(other_flags_, {int64_t{0}, int64_t{0}, int64_t{0}});
+    Set(peers_, peers);
+    Set(output_, std::vector<float>(kOutputs, 1.0f));
+  }
+  // Seconds that it took.
+  double Run() {
+    const auto begin = std::chrono::steady_clock::now();
+    Check(Exchange(args_, stream_));
+    Check(cudaStreamSynchronize(stream_));
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  }
+  SignalError error() const {
+    return std::atomic_ref(signals_->error.sequence).load(std::memory_order_acquire) == 0 ? SignalError::kNone
+                                                                                          : signals_->error.error;
+  }
+  // All outputs are NaN, or none is.
+  bool OutputsAreFilled() {
+    std::vector<float> values(kOutputs);
+    EXPECT_EQ(cudaMemcpy(values.data(), output_, kOutputs * 4, cudaMemcpyDeviceToHost), cudaSuccess);
+    int64_t filled = 0;
+    for (const float value : values) filled += value != value;
+    EXPECT_TRUE(filled == 0 || filled == kOutputs) << filled;
+    return filled != 0;
+  }
+  template <typename T>
+  T Get(const T* from) {
+    T value;
+    EXPECT_EQ(cudaMemcpy(&value, from, sizeof(T), cudaMemcpyDeviceToHost), cudaSuccess);
+    return value;
+  }
+
+  World world_;
+  SlotLayout layout_;
+  cudaStream_t stream_ = nullptr;
+  ChannelSignals* signals_ = nullptr;
+  uint8_t* missing_ = nullptr;
+  ChannelState* state_ = nullptr;
+  int64_t* flags_ = nullptr;
+  int64_t* other_flags_ = nullptr;  // of the peers, for this rank
+  ExchangePeer* peers_ = nullptr;
+  char* slots_ = nullptr;
+  float* output_ = nullptr;
+  int32_t* token_ = nullptr;
+  ExchangeArgs args_;
+  std::vector<void*> memory_, mapped_;
+};
+
+TEST_F(ExchangeTest, TellsPeersAndGoesOn) {
+  Run();
+  EXPECT_EQ(error(), SignalError::kNone);
+  EXPECT_FALSE(OutputsAreFilled());
+  for (int32_t r = 0; r < ranks(); ++r) EXPECT_EQ(Get(other_flags_ + r), sequence());
+  EXPECT_EQ(Get(state_).issued, sequence());
+  EXPECT_EQ(Get(state_).finished, sequence());
+  EXPECT_EQ(Get(token_), sequence());
+  EXPECT_EQ(signals_->posted.sequence, 0) << "nothing goes through the host";
+}
+
+// One word of a message is another one: the device refuses what the CPU refuses, and the other way round.
+TEST_F(ExchangeTest, RefusesWhatTheCpuRefuses) {
+  std::mt19937_64 random(1);
+  std::vector<uint8_t> message(layout_.SlotBytes());
+  int refused = 0;
+  for (int i = 0; i < 3000; ++i) {
+    std::memcpy(message.data(), world_.Slot(0, 1), message.size());
+    const auto& header = *reinterpret_cast<const MessageHeader*>(message.data());
+    auto* words = reinterpret_cast<uint32_t*>(message.data());
+    uint32_t& word = words[random() % (header.payload_offset / 4)];
+    word = random() % 2 == 0 ? word + static_cast<uint32_t>(random() % 3) - 1 : static_cast<uint32_t>(random());
+    const char* fault = CheckMessage(layout_, message.data(), ExchangeKind::kDispatch, world_.Stamp(1), 1);
+    Reset();
+    SetMessage(1, message.data());
+    Run();
+    ASSERT_EQ(error() == SignalError::kMessage, fault != nullptr) << (fault == nullptr ? "accepted" : fault);
+    ASSERT_EQ(OutputsAreFilled(), fault != nullptr);
+    if (fault == nullptr) continue;
+    ++refused;
+    EXPECT_EQ(signals_->error.source, 1u);
+    EXPECT_NE(TextOf(static_cast<MessageFault>(signals_->error.detail)), nullptr);
+  }
+  EXPECT_GT(refused, 500);
+}
+
+TEST_F(ExchangeTest, OneDeadlineForAllWaits) {
+  Set(flags_ + 1, {sequence() - 1});
+  double seconds = Run();
+  EXPECT_GE(seconds, 0.19);
+  EXPECT_EQ(error(), SignalError::kDeadline);
+  EXPECT_EQ(signals_->error.source, 1u);
+  EXPECT_EQ(missing_[0], 0);
+  EXPECT_EQ(missing_[1], 1);
+  EXPECT_EQ(missing_[2], 0);
+  EXPECT_TRUE(OutputsAreFilled());
+  Set(output_, std::vector<float>(kOutputs, 1.0f));
+  seconds = 0;
+  for (int i = 0; i < 20; ++i) seconds += Run();
+  EXPECT_LT(seconds, 0.15);
+  EXPECT_TRUE(OutputsAreFilled());
+}
+
+TEST_F(ExchangeTest, TheHostEndsWaits) {
+  Set(flags_ + 2, {sequence() - 1});
+  args_.channel.timeout_ns = 60 * kSecondNs;
+  std::atomic_ref(signals_->host.stop).store(1, std::memory_order_release);
+  EXPECT_LT(Run(), 10.0);
+  EXPECT_EQ(error(), SignalError::kStopped);
+}
+
+TEST_F(ExchangeTest, TheHostSaysWhatIsHere) {
+  Set(&peers_[2].flag, {static_cast<int64_t*>(nullptr)});
+  args_.channel.through_host = true;
+  std::atomic_ref(signals_->host.done).store(sequence(), std::memory_order_release);
+  Run();
+  EXPECT_EQ(error(), SignalError::kNone);
+  EXPECT_EQ(std::atomic_ref(signals_->posted.sequence).load(std::memory_order_acquire), sequence());
+  EXPECT_EQ(Get(other_flags_ + 1), sequence());
+  EXPECT_EQ(Get(other_flags_ + 2), 0);
+}
+
+TEST_F(ExchangeTest, HalvesMustAlternate) {
+  args_.part = ExchangePart::kBegin;
+  Run();
+  args_.part = ExchangePart::kFinish;
+  Run();
+  EXPECT_EQ(error(), SignalError::kNone);
+  Run();
+  EXPECT_EQ(error(), SignalError::kOrder);
+  Reset();
+  args_.part = ExchangePart::kBegin;
+  Run();
+  Run();
+  EXPECT_EQ(error(), SignalError::kOrder);
+}
+
+TEST_F(ExchangeTest, AnotherRankOfTheAxis) {
+  Set(const_cast<int32_t*>(args_.axis_rank), {2});
+  Run();
+  EXPECT_EQ(error(), SignalError::kRank);
+  EXPECT_EQ(signals_->error.detail, 2);
+  EXPECT_EQ(Get(other_flags_ + 1), 0) << "nobody is told anything";
+}
+
+TEST_F(ExchangeTest, CapacityOfAnyRank) {
+  int64_t most = 0;
+  for (int32_t rank = 0; rank < ranks(); ++rank) {
+    int64_t rows = 0;
+    for (int32_t source = 0; source < ranks(); ++source) {
+      rows += reinterpret_cast<const uint32_t*>(static_cast<const char*>(world_.Slot(0, source)) +
+                                                layout_.CountsOffset())[ranks() + rank];
+    }
+    most = std::max(most, rows);
+  }
+  ASSERT_GT(most, 1);
+  args_.capacity = most;
+  Run();
+  EXPECT_EQ(error(), SignalError::kNone);
+  Reset();
+  args_.capacity = most - 1;
+  Run();
+  EXPECT_EQ(error(), SignalError::kCapacity);
+  EXPECT_EQ(signals_->error.detail, most);
+}
+
+TEST_F(ExchangeTest, ElementsOfABatch) {
+  int32_t* dropped = Upload<int32_t>({0, 0, 4});
+  Run();
+  Check(CheckElements(args_, dropped, 2, stream_));
+  Check(cudaStreamSynchronize(stream_));
+  EXPECT_EQ(error(), SignalError::kNone);
+  Check(CheckElements(args_, dropped, 3, stream_));
+  Check(cudaStreamSynchronize(stream_));
+  EXPECT_EQ(error(), SignalError::kElementCapacity);
+  EXPECT_EQ(signals_->error.source, 2u);
+  EXPECT_EQ(signals_->error.detail, 4);
+  EXPECT_TRUE(OutputsAreFilled());
+}
+
+}  // namespace
+}  // namespace jax_fabric::kernels::cuda

@@ -1,0 +1,215 @@
+#include "csrc/moe/cuda/cuda_context.h"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "csrc/moe/cuda/cuda_status.h"
+#include "csrc/moe/cuda/device_guard.h"
+#include "csrc/moe/cuda/private_memory.h"
+
+namespace jax_fabric::moe {
+namespace {
+
+// The part of one channel out of those of all.
+template <typename Layout>
+Layout PartOf(std::byte* base, int32_t channel, const kernels::SlotLayout& layout) {
+  Parts parts(base);
+  for (int32_t i = 0; i < channel; ++i) Layout skipped(parts, layout);
+  return Layout(parts, layout);
+}
+template <typename Layout>
+int64_t BytesOfAll(int32_t channels, const kernels::SlotLayout& layout) {
+  Parts parts(nullptr);
+  for (int32_t i = 0; i < channels; ++i) Layout counted(parts, layout);
+  return parts.bytes();
+}
+
+Status CheckSupported(const MoeConfig& config) {
+  if (config.PresentRanks() == config.layout.shape.ranks) return {};
+  return MakeError(ErrorCode::kFailedPrecondition,
+                   "a context on GPUs cannot go on without ranks that were lost: start the program anew");
+}
+
+}  // namespace
+
+Result<std::unique_ptr<CudaContext>> CudaContext::Create(const MoeConfig& config, DomainGroup* group, HostProxy* proxy,
+                                                         const Options& options) {
+  JF_RETURN_IF_ERROR(config.Validate());
+  JF_RETURN_IF_ERROR(CheckSupported(config));
+  std::unique_ptr<CudaContext> context(new CudaContext(config, group, proxy, options));
+  const DeviceGuard guard(options.device);
+  JF_RETURN_IF_ERROR(FromCuda(guard.error(), "cudaSetDevice"));
+  // Now, since loading one might wait for a kernel that runs.
+  JF_RETURN_IF_ERROR(FromCuda(kernels::cuda::LoadKernels(), "loading kernels"));
+  const int64_t slots_bytes = options.force_staged ? context->SlotsBytes() : 0;
+  // Unless staged, nothing is written there through the engine; it still has to be something.
+  JF_RETURN_IF_ERROR(context->connector_.Prepare({.memory_bytes = std::max<int64_t>(slots_bytes, 8),
+                                                  .staging_bytes = slots_bytes,
+                                                  .map_peers = false,
+                                                  .memory_options = options.force_staged ? 2u : 1u}));
+  JF_RETURN_IF_ERROR(context->AllocateDeviceMemory());
+  JF_RETURN_IF_ERROR(context->AllocateMappedMemory());
+  return context;
+}
+
+CudaContext::~CudaContext() {
+  for (const auto& channel : proxied_) proxy_->Remove(channel.get());
+}
+
+int64_t CudaContext::FlagOffset(int32_t channel, int32_t source) const {
+  const int64_t slots_bytes = options_.force_staged ? 0 : SlotsBytes();
+  return slots_bytes + (int64_t{channel} * config_.layout.shape.ranks + source) * static_cast<int64_t>(sizeof(int64_t));
+}
+
+Status CudaContext::AllocateDeviceMemory() {
+  JF_ASSIGN_OR_RETURN(shared_, DeviceMemory::Allocate(options_.device, FlagOffset(config_.channels, 0)));
+  JF_ASSIGN_OR_RETURN(
+      private_, DeviceMemory::Allocate(options_.device, BytesOfAll<PrivateMemory>(config_.channels, config_.layout)));
+  return {};
+}
+
+Status CudaContext::AllocateMappedMemory() {
+  JF_ASSIGN_OR_RETURN(words_,
+                      MappedMemory::Allocate(options_.device, BytesOfAll<HostWords>(config_.channels, config_.layout)));
+  if (!options_.force_staged) return {};
+  JF_ASSIGN_OR_RETURN(host_slots_, MappedMemory::Register(options_.device, connector_.memory()));
+  return {};
+}
+
+Result<Bytes> CudaContext::Introduction() const {
+  if (options_.force_staged) return connector_.Introduction({});
+  JF_ASSIGN_OR_RETURN(const Bytes exported, shared_.Export());
+  return connector_.Introduction(exported);
+}
+
+Status CudaContext::Connect(std::span<const Bytes> introductions, Deadline deadline) {
+  JF_RETURN_IF_ERROR(connector_.Connect(introductions, deadline));
+  const DeviceGuard guard(options_.device);
+  if (options_.force_staged) {
+    if (!connector_.staging().empty()) {
+      JF_ASSIGN_OR_RETURN(staging_slots_, MappedMemory::Register(options_.device, connector_.staging()));
+    }
+  } else {
+    JF_RETURN_IF_ERROR(OpenPeers());
+  }
+  for (int32_t index = 0; index < config_.channels; ++index) JF_RETURN_IF_ERROR(MakeChannel(index));
+  for (const auto& channel : proxied_) proxy_->Add(channel.get());
+  return {};
+}
+
+Status CudaContext::OpenPeers() {
+  const int32_t ranks = config_.layout.shape.ranks;
+  peers_.resize(ranks);
+  for (int32_t rank = 0; rank < ranks; ++rank) {
+    if (rank == config_.layout.shape.rank) continue;
+    const PeerConnector::Acquaintance& peer = connector_.acquaintances()[rank];
+    auto opened = PeerDeviceMemory::Open(options_.device, peer.device_memory, peer.same_process);
+    if (!opened) {
+      return MakeError(opened.error().code, "rank {} cannot reach rank {}: {}", config_.layout.shape.rank, rank,
+                       opened.error().message);
+    }
+    if (opened->bytes() < FlagOffset(config_.channels, 0)) {
+      return MakeError(ErrorCode::kInvalidArgument, "rank {} offers {} bytes of its GPU's memory, and {} are needed",
+                       rank, opened->bytes(), FlagOffset(config_.channels, 0));
+    }
+    peers_[rank] = std::move(*opened);
+  }
+  return {};
+}
+
+std::byte* CudaContext::ReceiveSlot(int32_t channel, int32_t rank, int parity) const {
+  std::byte* const base = options_.force_staged ? host_slots_.device() : shared_.data();
+  return base + config_.ChannelOffset(channel) + config_.layout.SlotOffset(rank, parity);
+}
+
+std::byte* CudaContext::SendSlot(int32_t channel, int32_t rank, int parity) const {
+  const int32_t me = config_.layout.shape.rank;
+  if (rank == me) return ReceiveSlot(channel, me, parity);
+  if (options_.force_staged) {
+    return staging_slots_.device() + config_.ChannelOffset(channel) + config_.layout.SlotOffset(rank, parity);
+  }
+  return peers_[rank].data() + config_.ChannelOffset(channel) + config_.layout.SlotOffset(me, parity);
+}
+
+template <typename T>
+Status CudaContext::Upload(T* to, const std::vector<T>& values) const {
+  return FromCuda(cudaMemcpy(to, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice), "cudaMemcpy");
+}
+
+Status CudaContext::MakeChannel(int32_t index) {
+  const kernels::SlotLayout& layout = config_.layout;
+  const int32_t ranks = layout.shape.ranks, me = layout.shape.rank;
+  const auto on_device = PartOf<PrivateMemory>(private_.data(), index, layout);
+  const auto words = PartOf<HostWords>(words_.host(), index, layout);
+  const auto mapped_words = PartOf<HostWords>(words_.device(), index, layout);
+  const PeerTable& table = connector_.table();
+  std::vector<kernels::cuda::ExchangePeer> peers(ranks);
+  std::vector<void*> send_slots(2 * ranks), receive_slots(2 * ranks);
+  std::vector<uint8_t> through_host(ranks);
+  for (int32_t rank = 0; rank < ranks; ++rank) {
+    peers[rank].incarnation = table.peers[rank].incarnation;
+    through_host[rank] = options_.force_staged && rank != me;
+    std::byte* const memory = rank == me ? shared_.data() : options_.force_staged ? nullptr : peers_[rank].data();
+    if (memory != nullptr) peers[rank].flag = reinterpret_cast<int64_t*>(memory + FlagOffset(index, me));
+    for (int parity = 0; parity < 2; ++parity) {
+      send_slots[parity * ranks + rank] = SendSlot(index, rank, parity);
+      receive_slots[parity * ranks + rank] = ReceiveSlot(index, rank, parity);
+    }
+  }
+  JF_RETURN_IF_ERROR(Upload(on_device.peers, peers));
+  JF_RETURN_IF_ERROR(Upload(on_device.send_slots, send_slots));
+  JF_RETURN_IF_ERROR(Upload(on_device.receive_slots, receive_slots));
+
+  JF_ASSIGN_OR_RETURN(auto proxied, ProxiedChannel::Create(index, config_, table, through_host, group_,
+                                                           {words.signals, words.message_bytes, words.missing}));
+  CudaChannel::Memory memory;
+  memory.exchange.state = on_device.state;
+  memory.exchange.signals = mapped_words.signals;
+  memory.exchange.missing = mapped_words.missing;
+  memory.exchange.peers = on_device.peers;
+  memory.exchange.flags = reinterpret_cast<const int64_t*>(shared_.data() + FlagOffset(index, 0));
+  memory.exchange.expert_rows = on_device.expert_rows;
+  memory.exchange.through_host = proxied->urgent();
+  memory.exchange.timeout_ns = config_.timeout_us * 1000;
+  memory.send_slots = on_device.send_slots;
+  memory.receive_slots = on_device.receive_slots;
+  memory.first_receive_slot = ReceiveSlot(index, 0, 0);
+  memory.message_bytes = options_.force_staged ? mapped_words.message_bytes : on_device.message_bytes;
+  memory.workspace = on_device.workspace;
+  int multiprocessors = 0;
+  JF_RETURN_IF_ERROR(FromCuda(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, options_.device),
+                              "multiprocessors"));
+  channels_.push_back(std::make_unique<CudaChannel>(index, config_, table.own_incarnation, multiprocessors, memory));
+  proxied_.push_back(std::move(proxied));
+  return {};
+}
+
+const CudaChannel* CudaContext::channel(int32_t index) const {
+  if (index < 0 || index >= static_cast<int32_t>(channels_.size())) return nullptr;
+  return channels_[index].get();
+}
+
+int32_t CudaContext::mapped_peers() const { return options_.force_staged ? 1 : config_.layout.shape.ranks; }
+
+const Error* CudaContext::error() const {
+  for (const auto& channel : proxied_) {
+    if (const Error* error = channel->error(); error != nullptr) return error;
+  }
+  return nullptr;
+}
+
+bool CudaContext::Close(Deadline deadline) {
+  bool quiet = true;
+  for (const auto& channel : proxied_) {
+    channel->Stop(Error{ErrorCode::kCancelled, "the expert-parallel context was closed"});
+    while (!channel->Quiet() && !deadline.Passed(group_->clock())) {
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+    quiet = quiet && channel->Quiet();
+  }
+  return quiet;
+}
+
+}  // namespace jax_fabric::moe

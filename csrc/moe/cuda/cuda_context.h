@@ -1,0 +1,81 @@
+// One rank of an expert-parallel context on a GPU: its memory there, its peers, its channels.
+//
+// Peers whose memory the GPU can reach get their messages by its kernels' stores, and flags by which their kernels
+// know. With `force_staged` no peer does: messages go through host memory, and the host brings them there.
+#ifndef JAX_FABRIC_MOE_CUDA_CUDA_CONTEXT_H_
+#define JAX_FABRIC_MOE_CUDA_CUDA_CONTEXT_H_
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "csrc/moe/cuda/cuda_channel.h"
+#include "csrc/moe/cuda/device_memory.h"
+#include "csrc/moe/cuda/mapped_memory.h"
+#include "csrc/moe/host_proxy.h"
+#include "csrc/moe/peer_connector.h"
+#include "csrc/moe/proxied_channel.h"
+#include "csrc/moe/rank_context.h"
+
+namespace jax_fabric::moe {
+
+class CudaContext final : public RankContext {
+ public:
+  struct Options {
+    int device = 0;  // as CUDA numbers it in this process
+    bool force_staged = false;
+  };
+  // Allocates the memory; `group` and `proxy` outlive the context.
+  static Result<std::unique_ptr<CudaContext>> Create(const MoeConfig& config, DomainGroup* group, HostProxy* proxy,
+                                                     const Options& options);
+  ~CudaContext() override;
+
+  Platform platform() const override { return Platform::kCuda; }
+  Result<Bytes> Introduction() const override;
+  Status Connect(std::span<const Bytes> introductions, Deadline deadline) override;
+  int32_t mapped_peers() const override;
+  std::vector<int32_t> LostRanks() const override { return connector_.LostRanks(); }
+  const Error* error() const override;
+  bool Close(Deadline deadline) override;
+
+  const MoeConfig& config() const { return config_; }
+  // Null before Connect, or when there is no such channel.
+  const CudaChannel* channel(int32_t index) const;
+
+ private:
+  CudaContext(const MoeConfig& config, DomainGroup* group, HostProxy* proxy, const Options& options)
+      : config_(config), group_(group), proxy_(proxy), options_(options), connector_(config_, group) {}
+
+  Status AllocateDeviceMemory();
+  Status AllocateMappedMemory();
+  Status OpenPeers();
+  Status MakeChannel(int32_t index);
+  // Where rank's message of that parity goes, and where one from it comes from, as the device sees it.
+  std::byte* SendSlot(int32_t channel, int32_t rank, int parity) const;
+  std::byte* ReceiveSlot(int32_t channel, int32_t rank, int parity) const;
+  int64_t SlotsBytes() const { return config_.channels * config_.layout.ChannelBytes(); }
+  int64_t FlagOffset(int32_t channel, int32_t source) const;
+  template <typename T>
+  Status Upload(T* to, const std::vector<T>& values) const;
+
+  const MoeConfig config_;
+  DomainGroup* const group_;
+  HostProxy* const proxy_;
+  const Options options_;
+  PeerConnector connector_;
+  // On the device: what peers write (slots, unless staged, and flags), and what nobody else sees.
+  DeviceMemory shared_;
+  DeviceMemory private_;
+  std::vector<PeerDeviceMemory> peers_;  // of each rank but this one; empty if staged
+  // In host memory: words that tell things, and with staging, the slots and the staging slots of `connector_`.
+  MappedMemory words_;
+  MappedMemory host_slots_;
+  MappedMemory staging_slots_;
+  std::vector<std::unique_ptr<CudaChannel>> channels_;
+  std::vector<std::unique_ptr<ProxiedChannel>> proxied_;
+};
+
+}  // namespace jax_fabric::moe
+
+#endif  // JAX_FABRIC_MOE_CUDA_CUDA_CONTEXT_H_

@@ -1,0 +1,70 @@
+// How a rank of an expert-parallel context finds the others: the memory that they write into, the introductions by
+// which they learn of it, and the connections.
+#ifndef JAX_FABRIC_MOE_PEER_CONNECTOR_H_
+#define JAX_FABRIC_MOE_PEER_CONNECTOR_H_
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "csrc/engine/domain_group.h"
+#include "csrc/engine/domains/local/shared_memory.h"
+#include "csrc/moe/introduction.h"
+#include "csrc/moe/moe_config.h"
+#include "csrc/moe/peer_table.h"
+
+namespace jax_fabric::moe {
+
+class PeerConnector {
+ public:
+  struct Options {
+    int64_t memory_bytes = 0;     // that peers write into, through the engine or by stores
+    int64_t staging_bytes = 0;    // for messages on their way to peers that are not mapped
+    bool map_peers = true;        // stores into peers' memory, where loads and stores reach it
+    uint64_t memory_options = 0;  // equal on all ranks, beside the configuration
+  };
+
+  // Both outlive it.
+  PeerConnector(const MoeConfig& config, DomainGroup* group);
+  ~PeerConnector();
+  PeerConnector(const PeerConnector&) = delete;
+  PeerConnector& operator=(const PeerConnector&) = delete;
+
+  // Allocates and registers the memory.
+  Status Prepare(const Options& options);
+  // `device_memory`: what peers need to reach this rank's memory on its device; may be empty.
+  Result<Bytes> Introduction(ByteView device_memory) const;
+  // As Context::Connect.
+  Status Connect(std::span<const Bytes> introductions, Deadline deadline);
+
+  const PeerTable& table() const { return table_; }
+  // Of each rank, after Connect: the process it lives in, and what it said of its device's memory.
+  struct Acquaintance {
+    bool same_process = false;
+    Bytes device_memory;
+  };
+  const std::vector<Acquaintance>& acquaintances() const { return acquaintances_; }
+  std::span<std::byte> memory() const { return {static_cast<std::byte*>(memory_.data()), memory_.size()}; }
+  std::span<std::byte> staging() const { return {static_cast<std::byte*>(staging_.data()), staging_.size()}; }
+  // How many peers are reached by stores; this rank counts.
+  int32_t mapped_peers() const;
+  // Ranks whose peers are lost: dead, or closed. None before Connect.
+  std::vector<int32_t> LostRanks() const;
+
+ private:
+  Status AddPeer(int32_t rank, ByteView bytes);
+  uint64_t ConfigHash() const;
+
+  const MoeConfig& config_;
+  DomainGroup* const group_;
+  Options options_;
+  SharedMemory memory_;
+  SharedMemory staging_;
+  PeerTable table_;
+  std::vector<Acquaintance> acquaintances_;
+  bool connected_ = false;
+};
+
+}  // namespace jax_fabric::moe
+
+#endif  // JAX_FABRIC_MOE_PEER_CONNECTOR_H_

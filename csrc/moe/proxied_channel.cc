@@ -1,0 +1,248 @@
+#include "csrc/moe/proxied_channel.h"
+
+#include <algorithm>
+
+#include "csrc/kernels/message_fault.h"
+#include "csrc/kernels/moe_layout.h"
+
+namespace jax_fabric::moe {
+namespace {
+
+using kernels::SignalError;
+
+// A rank that ends as it should has sent all that anybody waits for, and kernels that find it there do not fail.
+constexpr int64_t kLossGraceNs = 1'000'000'000;
+
+ChannelImmediate ArrivalImmediate(int64_t sequence) {
+  return (sequence & 1) == 0 ? ChannelImmediate::kEvenExchange : ChannelImmediate::kOddExchange;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<ProxiedChannel>> ProxiedChannel::Create(int32_t index, const MoeConfig& config,
+                                                               const PeerTable& peers,
+                                                               const std::vector<uint8_t>& through_host,
+                                                               DomainGroup* group, const DeviceWords& words) {
+  std::unique_ptr<ProxiedChannel> channel(new ProxiedChannel(index, config, peers, group, words));
+  JF_RETURN_IF_ERROR(channel->Prepare(through_host));
+  return channel;
+}
+
+ProxiedChannel::ProxiedChannel(int32_t index, const MoeConfig& config, const PeerTable& peers, DomainGroup* group,
+                               const DeviceWords& words)
+    : index_(index), config_(config), peers_(peers), group_(group), words_(words) {
+  for (Signal& signal : sends_) signal.channel = this;
+  for (Signal& signal : arrivals_) signal.channel = this;
+}
+
+Status ProxiedChannel::Prepare(const std::vector<uint8_t>& through_host) {
+  const int32_t ranks = config_.layout.shape.ranks, me = peers_.rank;
+  // Each rank begins with its neighbour, so that not everybody writes to rank 0 first.
+  for (int32_t i = 1; i < ranks; ++i) {
+    const int32_t rank = (me + i) % ranks;
+    if (through_host[rank] != 0) entry_ranks_.push_back(rank);
+  }
+  entries_ = entry_ranks_.size();
+  for (int parity = 0; parity < 2 && entries_ > 0; ++parity) {
+    std::vector<ScatterEntry> entries;
+    for (const int32_t rank : entry_ranks_) {
+      const Peer& peer = peers_.peers[rank];
+      const int64_t channel_offset = config_.ChannelOffset(index_);
+      ScatterEntry entry;
+      entry.peer = peer.handle;
+      entry.source_memory = peers_.staging_memory;
+      entry.source = static_cast<std::byte*>(peers_.staging_memory.address) + channel_offset +
+                     config_.layout.SlotOffset(rank, parity);
+      entry.length = config_.layout.SlotBytes();
+      entry.target = &peer.memory;
+      entry.target_offset = channel_offset + config_.layout.SlotOffset(me, parity);
+      entry.immediate = peers_.Immediate(rank, index_, ArrivalImmediate(parity));
+      entries.push_back(entry);
+    }
+    JF_ASSIGN_OR_RETURN(sends_[parity].scatter, group_->PrepareScatter(entries));
+  }
+  losses_seen_ = group_->peer_losses();
+  return {};
+}
+
+bool ProxiedChannel::Poll() {
+  if (error() != nullptr) return false;
+  // Acquires what the device has released: its messages, or what has gone wrong.
+  const int64_t posted = std::atomic_ref(words_.signals->posted.sequence).load(std::memory_order_acquire);
+  if (posted != posted_) {
+    posted_ = posted;
+    if (const Status status = Post(posted); !status) Stop(status.error());
+    return true;
+  }
+  if (std::atomic_ref(words_.signals->error.sequence).load(std::memory_order_acquire) != 0) {
+    Stop(ErrorOfDevice());
+    return true;
+  }
+  LookForLosses();
+  return false;
+}
+
+Status ProxiedChannel::Post(int64_t sequence) {
+  const Deadline deadline = Deadline::After(group_->clock(), config_.timeout_us);
+  Signal& send = sends_[sequence & 1];
+  Signal& arrival = arrivals_[sequence & 1];
+  send.sequence = arrival.sequence = sequence;
+  for (size_t i = 0; i < entries_; ++i) {
+    const int64_t bytes = words_.message_bytes[entry_ranks_[i]];
+    if (bytes < 0 || bytes > config_.layout.SlotBytes()) {
+      return MakeError(ErrorCode::kDataLoss,
+                       "{}: the device says that the message to rank {} has {} bytes, and a slot "
+                       "has {}",
+                       Name(sequence), entry_ranks_[i], bytes, config_.layout.SlotBytes());
+    }
+    send.scatter->SetLength(i, bytes);
+  }
+  // release, with the acquire in Quiet; before the callbacks can come.
+  outstanding_.fetch_add(2, std::memory_order_release);
+  Status status = send.scatter->Post(deadline, WorkerCallback{[](void* context, const Error* error) {
+                                                                const auto& signal = *static_cast<Signal*>(context);
+                                                                signal.channel->OnSent(signal, error);
+                                                              },
+                                                              &send});
+  if (!status) {
+    outstanding_.fetch_sub(2, std::memory_order_release);
+    return status;
+  }
+  status = group_->ExpectImmediate(peers_.Immediate(peers_.rank, index_, ArrivalImmediate(sequence)),
+                                   static_cast<uint32_t>(entries_), deadline,
+                                   WorkerCallback{[](void* context, const Error* error) {
+                                                    const auto& signal = *static_cast<Signal*>(context);
+                                                    signal.channel->OnArrival(signal, error);
+                                                  },
+                                                  &arrival});
+  if (!status) outstanding_.fetch_sub(1, std::memory_order_release);
+  return status;
+}
+
+void ProxiedChannel::OnArrival(const Signal& signal, const Error* error) {
+  if (error == nullptr) {
+    arrived_ = signal.sequence;
+    FinishIfComplete();
+  } else if (error->code != ErrorCode::kDeadlineExceeded) {
+    // At a deadline, which is its own too, the device says more: whose messages are missing.
+    Refuse(*error);
+  }
+  outstanding_.fetch_sub(1, std::memory_order_release);
+}
+
+void ProxiedChannel::OnSent(const Signal& signal, const Error* error) {
+  if (error == nullptr) {
+    left_[signal.sequence & 1] = signal.sequence;
+    FinishIfComplete();
+  } else {
+    Refuse(Error{error->code,
+                 fmt::format("{}: rank {} cannot send: {}", Name(signal.sequence), peers_.rank, error->message)});
+  }
+  outstanding_.fetch_sub(1, std::memory_order_release);
+}
+
+void ProxiedChannel::FinishIfComplete() {
+  if (left_[(arrived_ - 1) & 1] < arrived_ - 1) return;
+  // release, with the acquire of the waiting kernel: the messages are there when it sees this.
+  std::atomic_ref(words_.signals->host.done).store(arrived_, std::memory_order_release);
+}
+
+// Kernels cannot know that a rank is gone. Nobody has to wait until the deadline for that.
+void ProxiedChannel::LookForLosses() {
+  const uint64_t losses = group_->peer_losses();
+  if (losses == losses_seen_ && !lost_since_ns_) return;
+  losses_seen_ = losses;
+  for (int32_t rank = 0; rank < config_.layout.shape.ranks; ++rank) {
+    if (rank == peers_.rank) continue;
+    const Status status = group_->PeerStatus(peers_.peers[rank].handle);
+    if (status) continue;
+    const int64_t now_ns = group_->clock().NowNs();
+    if (!lost_since_ns_) lost_since_ns_ = now_ns;
+    if (now_ns - *lost_since_ns_ < kLossGraceNs) return;
+    return Refuse(Error{ErrorCode::kUnavailable, fmt::format("moe (channel {}): rank {} cannot go on without rank {}, "
+                                                             "which is lost: {}",
+                                                             index_, peers_.rank, rank, status.error().message)});
+  }
+  lost_since_ns_.reset();
+}
+
+void ProxiedChannel::Refuse(const Error& error) {
+  // A volatile read by waiting kernels: they leave.
+  std::atomic_ref(words_.signals->host.stop).store(1, std::memory_order_relaxed);
+  const std::lock_guard lock(error_mutex_);
+  if (error_) return;
+  error_ = error;
+  visible_error_.store(&*error_, std::memory_order_release);
+}
+
+void ProxiedChannel::Stop(const Error& error) {
+  Refuse(error);
+  for (const ChannelImmediate which : {ChannelImmediate::kEvenExchange, ChannelImmediate::kOddExchange}) {
+    if (entries_ > 0) group_->CancelExpectation(peers_.Immediate(peers_.rank, index_, which));
+  }
+}
+
+std::string ProxiedChannel::Name(int64_t sequence) const {
+  return fmt::format("moe (channel {}, exchange {})", index_, sequence);
+}
+
+std::string ProxiedChannel::MissingRanks(int64_t sequence) const {
+  std::string ranks;
+  for (int32_t rank = 0; rank < config_.layout.shape.ranks; ++rank) {
+    // Kernels wait for all that comes through the host at once; what has come is seen here.
+    const bool through_host = std::find(entry_ranks_.begin(), entry_ranks_.end(), rank) != entry_ranks_.end();
+    if (through_host ? HasMessageOf(rank, sequence) : words_.missing[rank] == 0) continue;
+    ranks += fmt::format("{}{}", ranks.empty() ? "" : ", ", rank);
+  }
+  return ranks;
+}
+
+// As Channel::HasMessageOf: a late peer may be writing it right now.
+__attribute__((no_sanitize("thread"))) bool ProxiedChannel::HasMessageOf(int32_t rank, int64_t sequence) const {
+  const auto* slot = static_cast<const std::byte*>(peers_.own_memory.address) + config_.ChannelOffset(index_) +
+                     config_.layout.SlotOffset(rank, sequence);
+  const auto* header = reinterpret_cast<const kernels::MessageHeader*>(slot);
+  return __atomic_load_n(&header->sequence, __ATOMIC_RELAXED) == sequence;
+}
+
+Error ProxiedChannel::ErrorOfDevice() const {
+  const auto& line = words_.signals->error;
+  const std::string name = Name(line.sequence);
+  const int32_t rank = peers_.rank;
+  switch (line.error) {
+    case SignalError::kDeadline:
+      return {ErrorCode::kDeadlineExceeded, fmt::format("{}: rank {} waited {} s for rank(s) {}", name, rank,
+                                                        config_.timeout_us * 1e-6, MissingRanks(line.sequence))};
+    case SignalError::kMessage:
+      return {ErrorCode::kFailedPrecondition,
+              fmt::format("{}: rank {} cannot use the message of rank {}: {}. Do all ranks run the same program with "
+                          "the same shapes, in the same order?",
+                          name, rank, line.source, TextOf(static_cast<kernels::MessageFault>(line.detail)))};
+    case SignalError::kCapacity:
+      return {ErrorCode::kResourceExhausted,
+              fmt::format("{}: {} rows were routed to the experts of rank {}, and capacity={} rows. Raise capacity, or "
+                          "pass on_overflow=\"drop\".",
+                          name, line.detail, line.source, config_.layout.shape.capacity)};
+    case SignalError::kElementCapacity:
+      return {ErrorCode::kResourceExhausted,
+              fmt::format("{}: element {} of a batch has {} rows more for rank {} than capacity={}. Raise capacity, or "
+                          "pass on_overflow=\"drop\".",
+                          name, line.source, line.detail, rank, config_.layout.shape.capacity)};
+    case SignalError::kRank:
+      return {ErrorCode::kInvalidArgument,
+              fmt::format("{}: called on rank {} of the axis, and this device is rank {} of the context: use the mesh "
+                          "that the Fabric was made with",
+                          name, line.detail, rank)};
+    case SignalError::kOrder:
+      return {ErrorCode::kFailedPrecondition,
+              fmt::format("{}: rank {} began an exchange before the one before it was done, or ended one that was not "
+                          "begun: calls in flight at once need channels of their own",
+                          name, rank)};
+    case SignalError::kStopped:
+    case SignalError::kNone:
+      break;
+  }
+  return {ErrorCode::kCancelled, fmt::format("{}: rank {} was stopped while it waited", name, rank)};
+}
+
+}  // namespace jax_fabric::moe

@@ -1,0 +1,101 @@
+// The host's part of a channel whose kernels run on a device. It brings their messages to the ranks that kernels cannot
+// reach themselves, tells kernels when the messages of those are here, and finds out what has gone wrong.
+//
+// The exchange rule is that of channel.h; here the device numbers the exchanges, since it runs them one after the
+// other. Kernels pack exchange n + 2 into the staging slots of n when n + 1 is done, so n + 1 is not done before n has
+// left.
+#ifndef JAX_FABRIC_MOE_PROXIED_CHANNEL_H_
+#define JAX_FABRIC_MOE_PROXIED_CHANNEL_H_
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "csrc/engine/domain_group.h"
+#include "csrc/kernels/signals.h"
+#include "csrc/moe/moe_config.h"
+#include "csrc/moe/peer_table.h"
+
+namespace jax_fabric::moe {
+
+class ProxiedChannel {
+ public:
+  // In host memory that the device has mapped; outlives the channel.
+  struct DeviceWords {
+    kernels::ChannelSignals* signals = nullptr;
+    const int64_t* message_bytes = nullptr;  // [ranks] of this rank's messages, by the send kernels
+    const uint8_t* missing = nullptr;        // [ranks] not 0: its message did not come in time
+  };
+  // `through_host`: [ranks] not 0 for ranks to which messages go from staging_memory to own_memory of `peers`, both
+  // laid out as the configuration says. All arguments but `index` and `through_host` outlive the channel.
+  static Result<std::unique_ptr<ProxiedChannel>> Create(int32_t index, const MoeConfig& config, const PeerTable& peers,
+                                                        const std::vector<uint8_t>& through_host, DomainGroup* group,
+                                                        const DeviceWords& words);
+
+  // By one thread, again and again. True: there was something to do.
+  bool Poll();
+  // Whether kernels wait for this host: then it pays to poll without a pause.
+  bool urgent() const { return entries_ > 0; }
+  // From any thread: waiting kernels leave, and what they would have waited for ends with `error`. The first error
+  // stays.
+  void Stop(const Error& error);
+  // From any thread: why the channel refuses to go on, or null. Valid as long as the channel.
+  const Error* error() const { return visible_error_.load(std::memory_order_acquire); }
+  // True when no callback of the worker can come any more; after Stop, when nobody polls.
+  bool Quiet() const { return outstanding_.load(std::memory_order_acquire) == 0; }
+
+ private:
+  struct Signal {
+    ProxiedChannel* channel = nullptr;
+    int64_t sequence = 0;
+    std::unique_ptr<PreparedScatter> scatter;  // of sends
+  };
+
+  ProxiedChannel(int32_t index, const MoeConfig& config, const PeerTable& peers, DomainGroup* group,
+                 const DeviceWords& words);
+  Status Prepare(const std::vector<uint8_t>& through_host);
+  Status Post(int64_t sequence);
+  void OnArrival(const Signal& signal, const Error* error);
+  void OnSent(const Signal& signal, const Error* error);
+  void FinishIfComplete();
+  void LookForLosses();
+  void Refuse(const Error& error);
+  std::string Name(int64_t sequence) const;
+  // Of the exchange whose wait ended at its deadline.
+  std::string MissingRanks(int64_t sequence) const;
+  bool HasMessageOf(int32_t rank, int64_t sequence) const;
+  Error ErrorOfDevice() const;
+
+  const int32_t index_;
+  const MoeConfig& config_;
+  const PeerTable& peers_;
+  DomainGroup* const group_;
+  const DeviceWords words_;
+  size_t entries_ = 0;
+  std::vector<int32_t> entry_ranks_;
+
+  // Of the polling thread.
+  int64_t posted_ = 0;
+  uint64_t losses_seen_ = 0;
+  std::optional<int64_t> lost_since_ns_;
+
+  std::array<Signal, 2> sends_, arrivals_;
+  std::atomic<int32_t> outstanding_{0};
+  // Of the worker's callbacks: the last exchange that has arrived; of each parity, the last one that has left.
+  int64_t arrived_ = 0;
+  std::array<int64_t, 2> left_{};
+
+  std::mutex error_mutex_;
+  std::optional<Error> error_;
+  // Points to error_ once it is set, never to change again; release there, acquire in error().
+  std::atomic<const Error*> visible_error_{nullptr};
+};
+
+}  // namespace jax_fabric::moe
+
+#endif  // JAX_FABRIC_MOE_PROXIED_CHANNEL_H_

@@ -1,0 +1,288 @@
+// The host's part of channels whose kernels run on a device, with threads that do to memory what kernels do. For
+// ThreadSanitizer and AddressSanitizer.
+#include "csrc/moe/proxied_channel.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "csrc/engine/domains/local/local_domain.h"
+#include "csrc/engine/transfer_engine.h"
+#include "csrc/kernels/message_fault.h"
+#include "csrc/moe/host_proxy.h"
+#include "csrc/moe/peer_connector.h"
+#include "csrc/moe/testing/moe_fabric.h"
+
+namespace jax_fabric::moe {
+namespace {
+
+using kernels::ChannelSignals;
+using kernels::SignalError;
+
+Deadline In(int64_t milliseconds) { return Deadline::After(SteadyClock::Get(), milliseconds * 1000); }
+
+// A rank with an engine of its own, whose device is the test.
+class Rank {
+ public:
+  static std::unique_ptr<Rank> Make(int32_t rank, MoeConfig config) {
+    config.layout.shape.rank = rank;
+    EngineOptions options;
+    options.idle = {.mode = IdleMode::kAdaptive, .spin_us = 5, .yield_us = 50};
+    auto engine = TransferEngine::Create(options).value();
+    GroupOptions group_options;
+    group_options.name = "rank" + std::to_string(rank);
+    group_options.domains.push_back(CreateLocalDomain({}).value());
+    DomainGroup* group = engine->AddGroup(std::move(group_options)).value();
+    return std::unique_ptr<Rank>(new Rank(config, std::move(engine), group));
+  }
+
+  ~Rank() { Leave(); }
+
+  // The engine ends, as that of a process that is gone.
+  void Leave() {
+    if (engine_ == nullptr) return;
+    proxy_.reset();
+    for (const auto& channel : channels_) {
+      channel->Stop(Error{ErrorCode::kCancelled, "closed"});
+      while (!channel->Quiet()) std::this_thread::yield();
+    }
+    EXPECT_TRUE(engine_->Close(In(20'000)).has_value());
+    channels_.clear();
+    connector_.reset();
+    engine_.reset();
+  }
+
+  Bytes Introduction() const { return connector_->Introduction({}).value(); }
+  void Connect(const std::vector<Bytes>& introductions) {
+    const Status connected = connector_->Connect(introductions, In(20'000));
+    ASSERT_TRUE(connected.has_value()) << connected.error().message;
+    std::vector<uint8_t> through_host(config_.layout.shape.ranks, 1);
+    through_host[me()] = 0;
+    for (int32_t index = 0; index < config_.channels; ++index) {
+      channels_.push_back(ProxiedChannel::Create(index, config_, connector_->table(), through_host, group_,
+                                                 {&signals_[index], message_bytes_.data(), missing_.data()})
+                              .value());
+    }
+    proxy_ = HostProxy::Start("proxy", {.mode = IdleMode::kAdaptive, .spin_us = 5, .yield_us = 50}).value();
+    for (const auto& channel : channels_) proxy_->Add(channel.get());
+  }
+
+  // ---- What kernels do
+
+  static std::byte ByteOf(int32_t source, int32_t target, int64_t sequence, int64_t i) {
+    return static_cast<std::byte>(source * 31 + target * 7 + sequence * 13 + i);
+  }
+  static int64_t LengthOf(int32_t source, int32_t target, int64_t sequence, int64_t slot_bytes) {
+    return (source * 977 + target * 131 + sequence * 4093) % (slot_bytes + 1);
+  }
+
+  void Pack(int32_t channel, int64_t sequence) {
+    for (int32_t target = 0; target < ranks(); ++target) {
+      if (target == me()) continue;
+      std::byte* slot = connector_->staging().data() + Offset(channel, target, sequence);
+      message_bytes_[target] = LengthOf(me(), target, sequence, config_.layout.SlotBytes());
+      for (int64_t i = 0; i < message_bytes_[target]; ++i) slot[i] = ByteOf(me(), target, sequence, i);
+    }
+  }
+  void Post(int32_t channel, int64_t sequence) {
+    std::atomic_ref(signals_[channel].posted.sequence).store(sequence, std::memory_order_release);
+  }
+  // False: stopped, or late.
+  bool Wait(int32_t channel, int64_t sequence, int64_t patience_ms = 30'000) {
+    const Deadline deadline = In(patience_ms);
+    while (std::atomic_ref(signals_[channel].host.done).load(std::memory_order_acquire) < sequence) {
+      if (std::atomic_ref(signals_[channel].host.stop).load(std::memory_order_relaxed) != 0) return false;
+      if (deadline.Passed(SteadyClock::Get())) return false;
+      std::this_thread::yield();
+    }
+    return true;
+  }
+  int64_t CountWrongBytes(int32_t channel, int64_t sequence) const {
+    int64_t wrong = 0;
+    for (int32_t source = 0; source < ranks(); ++source) {
+      if (source == me()) continue;
+      const std::byte* slot = connector_->memory().data() + Offset(channel, source, sequence);
+      const int64_t length = LengthOf(source, me(), sequence, config_.layout.SlotBytes());
+      for (int64_t i = 0; i < length; ++i) wrong += slot[i] != ByteOf(source, me(), sequence, i);
+    }
+    return wrong;
+  }
+  void Exchange(int32_t channel, int64_t sequence) {
+    Pack(channel, sequence);
+    Post(channel, sequence);
+    ASSERT_TRUE(Wait(channel, sequence)) << sequence;
+    ASSERT_EQ(CountWrongBytes(channel, sequence), 0) << sequence;
+  }
+
+  // The first error of a channel, once there is one.
+  std::string ErrorOf(int32_t channel, int64_t patience_ms = 30'000) {
+    const Deadline deadline = In(patience_ms);
+    while (channels_[channel]->error() == nullptr && !deadline.Passed(SteadyClock::Get())) std::this_thread::yield();
+    return channels_[channel]->error() == nullptr ? "" : channels_[channel]->error()->message;
+  }
+
+  ChannelSignals& signals(int32_t channel) { return signals_[channel]; }
+  int64_t& message_bytes(int32_t rank) { return message_bytes_[rank]; }
+  const MoeConfig& config() const { return config_; }
+
+ private:
+  Rank(const MoeConfig& config, std::unique_ptr<TransferEngine> engine, DomainGroup* group)
+      : config_(config),
+        engine_(std::move(engine)),
+        group_(group),
+        connector_(std::make_unique<PeerConnector>(config_, group)),
+        signals_(config.channels),
+        message_bytes_(config.layout.shape.ranks),
+        missing_(config.layout.shape.ranks) {
+    const int64_t bytes = config.channels * config.layout.ChannelBytes();
+    EXPECT_TRUE(connector_->Prepare({.memory_bytes = bytes, .staging_bytes = bytes, .map_peers = false}).has_value());
+  }
+  int32_t me() const { return config_.layout.shape.rank; }
+  int32_t ranks() const { return config_.layout.shape.ranks; }
+  int64_t Offset(int32_t channel, int32_t rank, int64_t sequence) const {
+    return config_.ChannelOffset(channel) + config_.layout.SlotOffset(rank, sequence);
+  }
+
+  const MoeConfig config_;
+  std::unique_ptr<TransferEngine> engine_;
+  DomainGroup* group_;
+  std::unique_ptr<PeerConnector> connector_;
+  std::vector<ChannelSignals> signals_;
+  std::vector<int64_t> message_bytes_;
+  std::vector<uint8_t> missing_;
+  std::vector<std::unique_ptr<ProxiedChannel>> channels_;
+  std::unique_ptr<HostProxy> proxy_;
+};
+
+class ProxiedChannelTest : public ::testing::Test {
+ protected:
+  void Start(int32_t ranks, int64_t timeout_us = 60'000'000) {
+    MoeConfig config = testing::SmallConfig(ranks);
+    config.timeout_us = timeout_us;
+    std::vector<Bytes> introductions;
+    for (int32_t rank = 0; rank < ranks; ++rank) {
+      ranks_.push_back(Rank::Make(rank, config));
+      introductions.push_back(ranks_.back()->Introduction());
+    }
+    for (const auto& rank : ranks_) rank->Connect(introductions);
+  }
+  void OnEachRank(const std::function<void(Rank&)>& body) {
+    std::vector<std::thread> threads;
+    for (const auto& rank : ranks_) threads.emplace_back([&] { body(*rank); });
+    for (std::thread& thread : threads) thread.join();
+  }
+
+  std::vector<std::unique_ptr<Rank>> ranks_;
+};
+
+TEST_F(ProxiedChannelTest, MessagesOfAnyLengthArriveBeforeDone) {
+  Start(3);
+  OnEachRank([](Rank& rank) {
+    for (int64_t sequence = 1; sequence <= 200; ++sequence) rank.Exchange(0, sequence);
+  });
+}
+
+TEST_F(ProxiedChannelTest, ChannelsDoNotWaitForEachOther) {
+  Start(2);
+  OnEachRank([](Rank& rank) {
+    rank.Pack(0, 1);
+    if (rank.config().layout.shape.rank == 0) rank.Post(0, 1);
+    for (int64_t sequence = 1; sequence <= 20; ++sequence) rank.Exchange(1, sequence);
+  });
+}
+
+TEST_F(ProxiedChannelTest, NothingIsDoneBeforeAllMessagesAreHere) {
+  Start(3);
+  ranks_[0]->Pack(0, 1);
+  ranks_[0]->Post(0, 1);
+  ranks_[1]->Pack(0, 1);
+  ranks_[1]->Post(0, 1);
+  EXPECT_FALSE(ranks_[0]->Wait(0, 1, 50));
+  EXPECT_EQ(ranks_[0]->ErrorOf(0, 0), "");
+  ranks_[2]->Exchange(0, 1);
+  EXPECT_TRUE(ranks_[0]->Wait(0, 1));
+  EXPECT_TRUE(ranks_[1]->Wait(0, 1));
+}
+
+TEST_F(ProxiedChannelTest, ALostRankEndsWaitsWithItsName) {
+  Start(3);
+  OnEachRank([](Rank& rank) { rank.Exchange(0, 1); });
+  ranks_[0]->Pack(0, 2);
+  ranks_[0]->Post(0, 2);
+  ranks_[2]->Leave();
+  EXPECT_FALSE(ranks_[0]->Wait(0, 2));
+  const std::string error = ranks_[0]->ErrorOf(0);
+  EXPECT_NE(error.find("without rank 2"), std::string::npos) << error;
+}
+
+TEST_F(ProxiedChannelTest, WordsForWhatTheDeviceSays) {
+  struct Case {
+    SignalError error;
+    uint32_t source;
+    int64_t detail;
+    const char* words;
+  };
+  const Case cases[] = {
+      {SignalError::kDeadline, 1, 0, "exchange 7): rank 0 waited 60 s for rank(s) 1"},
+      {SignalError::kMessage, 1, static_cast<int64_t>(kernels::MessageFault::kSignature),
+       "rank 0 cannot use the message of rank 1: the peer's call has another signature"},
+      {SignalError::kCapacity, 1, 99, "99 rows were routed to the experts of rank 1, and capacity="},
+      {SignalError::kElementCapacity, 3, 5, "element 3 of a batch has 5 rows more for rank 0 than capacity="},
+      {SignalError::kRank, 0, 1, "called on rank 1 of the axis, and this device is rank 0"},
+      {SignalError::kOrder, 0, 0, "calls in flight at once need channels of their own"},
+  };
+  for (const Case& each : cases) {
+    Start(2);
+    Rank& rank = *ranks_[0];
+    auto& line = rank.signals(0).error;
+    line.error = each.error;
+    line.source = each.source;
+    line.detail = each.detail;
+    std::atomic_ref(line.sequence).store(int64_t{7}, std::memory_order_release);
+    const std::string error = rank.ErrorOf(0);
+    EXPECT_NE(error.find(each.words), std::string::npos) << error;
+    EXPECT_EQ(rank.ErrorOf(1, 0), "") << "the other channel goes on";
+    ranks_.clear();
+  }
+}
+
+TEST_F(ProxiedChannelTest, RefusesLengthsThatNoSlotHas) {
+  for (const int64_t bytes : {int64_t{-1}, testing::SmallConfig(2).layout.SlotBytes() + 1}) {
+    Start(2);
+    ranks_[0]->Pack(0, 1);
+    ranks_[0]->message_bytes(1) = bytes;
+    ranks_[0]->Post(0, 1);
+    EXPECT_FALSE(ranks_[0]->Wait(0, 1));
+    const std::string error = ranks_[0]->ErrorOf(0);
+    EXPECT_NE(error.find("the message to rank 1 has " + std::to_string(bytes)), std::string::npos) << error;
+    ranks_.clear();
+  }
+}
+
+// Watchers are polled by the same thread, and channels come and go meanwhile (Start and the destructor).
+TEST(HostProxy, WatchersSeeRisingValues) {
+  const auto proxy = HostProxy::Start("proxy", {}).value();
+  std::atomic<uint64_t> last{0};
+  std::atomic<bool> rises{true};
+  const auto watcher = proxy->watchers().Add(0, [&](uint64_t old_value, uint64_t new_value) {
+    if (old_value != last || new_value <= old_value) rises = false;
+    last = new_value;
+  });
+  for (uint64_t value = 1; value <= 10'000; ++value) {
+    std::atomic_ref(*watcher->word_address()).store(value, std::memory_order_release);
+  }
+  const Deadline deadline = In(20'000);
+  while (last < 10'000 && !deadline.Passed(SteadyClock::Get())) std::this_thread::yield();
+  EXPECT_EQ(last, 10'000u);
+  EXPECT_TRUE(rises);
+}
+
+}  // namespace
+}  // namespace jax_fabric::moe

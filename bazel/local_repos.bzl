@@ -227,6 +227,7 @@ def _rdma_configure_impl(ctx):
                     _REFETCH,
                 ),
             )
+    ctx.file("defs.bzl", "LIBFABRIC_WANTED = %s\n" % (_env(ctx, "JAX_FABRIC_RDMA") != "0"))
     _write(ctx, build)
 
 rdma_configure = repository_rule(

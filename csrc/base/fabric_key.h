@@ -18,7 +18,7 @@ namespace jax_fabric {
 // Thread-safe: nothing changes once it is made.
 class FabricKey {
  public:
-  enum class Purpose : uint8_t { kPeerAddress, kMessage, kHandOver, kIntroduction };
+  enum class Purpose : uint8_t { kPeerAddress, kMessage, kHandOver, kIntroduction, kHandshake };
   static constexpr size_t kMinTagBytes = 16;
   static constexpr size_t kMaxTagBytes = 64;
 
@@ -37,7 +37,7 @@ class FabricKey {
 
  private:
   friend bool SameSecret(const FabricKey* a, const FabricKey* b);
-  static constexpr size_t kPurposes = 4;
+  static constexpr size_t kPurposes = 5;
   using Key = std::array<unsigned char, 32>;
 
   FabricKey() = default;

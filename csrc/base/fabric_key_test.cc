@@ -95,7 +95,8 @@ TEST(FabricKey, TagsDependOnSecretPurposeAndData) {
   const auto other = KeyOf("the secret of another one");
   const Bytes data = ToBytes("some data");
   std::set<Bytes> tags;
-  for (const auto purpose : {Purpose::kPeerAddress, Purpose::kMessage, Purpose::kHandOver, Purpose::kIntroduction}) {
+  for (const auto purpose :
+       {Purpose::kPeerAddress, Purpose::kMessage, Purpose::kHandOver, Purpose::kIntroduction, Purpose::kHandshake}) {
     for (const auto& signer : {key, other}) {
       Bytes tag(32);
       signer->Sign(purpose, data, tag);
@@ -103,7 +104,7 @@ TEST(FabricKey, TagsDependOnSecretPurposeAndData) {
       EXPECT_EQ(same->Verify(purpose, data, tag), signer == key);
     }
   }
-  EXPECT_EQ(tags.size(), 8u);
+  EXPECT_EQ(tags.size(), 10u);
   EXPECT_TRUE(SameSecret(key.get(), same.get()));
   EXPECT_FALSE(SameSecret(key.get(), other.get()));
   EXPECT_FALSE(SameSecret(key.get(), nullptr));

@@ -23,8 +23,8 @@ TEST_P(DomainConformance, RemovedPeerCompletesEverything) {
   writes.back().context = 99;
   Post(0, writes);
   nodes_[0]->RemovePeer(nodes_[0].peers[1]);
-  EXPECT_EQ(nodes_[0]->State(nodes_[0].peers[1]), PeerState::kRemoved);
   EXPECT_EQ(nodes_[0]->PostWrites({writes.data(), 1}).last, PostResult::kRejected);
+  Until("it is removed", [&] { return nodes_[0]->State(nodes_[0].peers[1]) == PeerState::kRemoved; });
   UntilComplete();
   PollForMore();
   const auto contexts = CountContexts(nodes_[0].own);

@@ -1,0 +1,162 @@
+// The Domain behind CreateEfaDomain. See efa_domain.h for what it does.
+#ifndef JAX_FABRIC_ENGINE_DOMAINS_EFA_EFA_DOMAIN_IMPL_H_
+#define JAX_FABRIC_ENGINE_DOMAINS_EFA_EFA_DOMAIN_IMPL_H_
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "csrc/engine/domain.h"
+#include "csrc/engine/domains/efa/efa_address.h"
+#include "csrc/engine/domains/efa/efa_domain.h"
+#include "csrc/engine/domains/efa/efa_peer.h"
+#include "csrc/engine/domains/efa/fabric_endpoint.h"
+#include "csrc/engine/domains/efa/loopback.h"
+#include "csrc/engine/domains/efa/memory_table.h"
+#include "csrc/engine/domains/efa/message_buffers.h"
+#include "csrc/engine/domains/efa/operation.h"
+#include "csrc/engine/domains/efa/wire_message.h"
+#include "csrc/engine/handshake.h"
+
+namespace jax_fabric::efa {
+
+class EfaDomain final : public Domain {
+ public:
+  static Result<std::unique_ptr<EfaDomain>> Create(const EfaDomainOptions& options);
+  ~EfaDomain() override;
+
+  DomainKind kind() const override { return DomainKind::kEfa; }
+  const std::string& name() const override { return name_; }
+  ByteView address() const override { return address_; }
+  const DomainLimits& limits() const override { return limits_; }
+
+  Result<MemoryRegion> RegisterMemory(void* address, uint64_t length, MemoryKind kind, Access access) override {
+    return memory_.Register(address, length, kind, access);
+  }
+  Status DeregisterMemory(const MemoryRegion& region) override { return memory_.Deregister(region); }
+
+  Result<PeerId> AddPeer(ByteView address) override;
+  PeerState peer_state(PeerId peer) const override;
+  void RemovePeer(PeerId peer) override;
+
+  PostResult PostWrite(const WriteRequest& request) override;
+  PostResult PostPages(const PagesRequest& request, uint32_t& posted) override;
+  PostResult PostSend(const SendRequest& request) override;
+  PostResult PostReceive(const ReceiveRequest& request) override;
+
+  size_t Poll(std::span<Completion> completions) override;
+  // Providers with manual progress, EFA's among them, have to be polled.
+  int wait_fd() const override { return -1; }
+  bool ArmWait() override { return false; }
+  const std::string& last_error() const override { return last_error_; }
+  void* MapRemote(PeerId, uint64_t, uint64_t, uint64_t) override { return nullptr; }
+
+ private:
+  struct Report {
+    Completion completion;
+    std::string cause;
+  };
+  struct HeldMessage {
+    MessageBuffer* buffer = nullptr;
+    Remote* remote = nullptr;  // null: the domain's own
+    uint64_t attempt = 0;
+    ByteView payload;
+  };
+
+  EfaDomain(const EfaDomainOptions& options, std::unique_ptr<FabricEndpoint> endpoint, uint64_t incarnation);
+  Status Start();
+  // Says goodbye to all; whether nothing of anybody is under way any more.
+  bool Leave();
+
+  // efa_domain_post.cc
+  PostResult Reject(std::string why);
+  // kPosted: go on.
+  PostResult CheckPeer(const char* what, PeerId peer);
+  PostResult PostToSelf(const WriteRequest& request);
+  PostResult PostOne(const WriteRequest& request, uint64_t provider_key, bool more);
+  PostResult SendToSelf(const SendRequest& request);
+  void Deliver(const HeldMessage& message, const ReceiveRequest& receive);
+  void DeliverHeld();
+
+  // efa_domain_poll.cc
+  size_t TakeReports(std::span<Completion> out);
+  size_t ReadSendQueue(std::span<Completion> out);
+  size_t ReadReceiveQueue(std::span<Completion> out);
+  // Whether `out` was filled.
+  bool Finish(Operation& operation, const fi_cq_err_entry* error, Completion& out);
+  std::string Words(fid_cq* queue, const fi_cq_err_entry& error) const;
+  void Push(Completion completion, std::string cause = {}) { reports_.push_back({completion, std::move(cause)}); }
+  void AdvanceLoopback();
+
+  // efa_domain_peers.cc
+  Result<Remote*> EnsureRemote(const EfaAddress& address);
+  void FailPeer(PeerId peer, ErrorCode code, const std::string& cause);
+  // Everything of its that was posted ends, what fails with that error, when the provider does not touch its memory any
+  // more.
+  void EndOperations(PeerId peer, ErrorCode code, const std::string& cause);
+  // The provider does not let go of them: they end here.
+  void AbandonOperations(PeerId peer);
+  void KeepDraining(int64_t elapsed_ns);
+  void SettleSuspects(EfaPeer& peer, uint64_t answered);
+  void FinishRemoval(const Removal& removal);
+  void Housekeep();
+  void KeepPeers(int64_t now_ns);
+  void KeepRemotes(int64_t elapsed_ns);
+
+  // efa_domain_control.cc
+  void Send(Remote& remote, WireMessage message);
+  bool TrySend(Remote& remote, ByteView bytes);
+  void FlushOutboxes();
+  void PostReceives();
+  // Whether the buffer is kept.
+  bool OnMessage(MessageBuffer& buffer, size_t bytes);
+  void OnHandshake(const WireMessage& message);
+  void OnHello(const HandshakeDatagram& hello);
+  void OnControl(Remote& remote, const WireMessage& message);
+  void OnGoodbye(Remote& remote, uint64_t attempt);
+  void OnLeaving(Remote& remote, bool quiesced);
+  void SendHandshake(Remote& remote, const HandshakeDatagram& datagram);
+  void Ping(EfaPeer& peer);
+
+  const EfaDomainOptions options_;
+  std::unique_ptr<FabricEndpoint> owned_endpoint_;
+  FabricEndpoint* const endpoint_;  // that one
+  const uint64_t incarnation_;
+  std::string name_;
+  DomainLimits limits_;
+  Bytes address_;
+  std::string last_error_;
+  MemoryTable memory_;
+  Loopback loopback_;
+  std::unique_ptr<MessageBuffers> send_buffers_;
+  std::unique_ptr<MessageBuffers> receive_buffers_;
+  OperationPool operations_;
+  std::array<std::byte, 64> scratch_{};  // what empty writes name as their source
+  MemoryRegion scratch_region_;
+
+  HandshakeAnswerer answerer_;
+  std::vector<EfaPeer> peers_;
+  std::vector<PeerId> live_;      // connecting or ready
+  std::vector<PeerId> draining_;  // lost or removed, with operations in flight
+  std::unordered_map<uint64_t, std::unique_ptr<Remote>> remotes_;
+  std::vector<Removal> removals_;
+
+  uint32_t outstanding_ = 0;  // posted and not yet polled
+  std::deque<Report> reports_;
+  std::deque<ReceiveRequest> receives_;
+  std::deque<HeldMessage> held_;
+  uint32_t own_held_ = 0;
+  uint32_t posted_receives_ = 0;
+  uint32_t waiting_outboxes_ = 0;
+  uint32_t polls_ = 0;
+  int64_t housekept_ns_ = 0;
+  uint64_t draws_ = 0;
+};
+
+}  // namespace jax_fabric::efa
+
+#endif  // JAX_FABRIC_ENGINE_DOMAINS_EFA_EFA_DOMAIN_IMPL_H_

@@ -1,0 +1,301 @@
+// EfaDomain: what is posted.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "csrc/engine/domains/efa/efa_domain_impl.h"
+
+namespace jax_fabric::efa {
+namespace {
+
+// Software providers report success for a wrong key without FI_DELIVERY_COMPLETE.
+constexpr uint64_t kWriteFlags = FI_COMPLETION | FI_DELIVERY_COMPLETE;
+
+}  // namespace
+
+PostResult EfaDomain::Reject(std::string why) {
+  last_error_ = std::move(why);
+  return PostResult::kRejected;
+}
+
+PostResult EfaDomain::CheckPeer(const char* what, PeerId peer) {
+  if (peer >= peers_.size()) return Reject(fmt::format("{} to peer {}: unknown, add it first", what, peer));
+  const EfaPeer& to = peers_[peer];
+  if (to.state == PeerState::kConnecting) return PostResult::kAgain;
+  if (to.state != PeerState::kReady) {
+    return Reject(fmt::format("{} to peer {}: it is {}", what, peer,
+                              to.removing || to.state == PeerState::kRemoved ? "removed" : "lost: " + to.cause));
+  }
+  return outstanding_ >= limits_.max_outstanding ? PostResult::kAgain : PostResult::kPosted;
+}
+
+PostResult EfaDomain::PostWrite(const WriteRequest& request) {
+  if (const PostResult result = CheckPeer("write", request.peer); result != PostResult::kPosted) return result;
+  if (request.length > limits_.max_write_bytes) {
+    return Reject(fmt::format("write of {} bytes: at most {} go at once", request.length, limits_.max_write_bytes));
+  }
+  if (request.remote_address + request.length < request.remote_address) {
+    return Reject(
+        fmt::format("write of {} bytes to {:#x}: beyond the last address", request.length, request.remote_address));
+  }
+  if (peers_[request.peer].remote == nullptr) return PostToSelf(request);
+  uint64_t provider_key = 0;
+  if (!OpenRemoteKey(request.remote_key, peers_[request.peer].incarnation, provider_key)) {
+    return Reject(fmt::format("write to peer {}: the remote key {:#x} is none that it gives for writes", request.peer,
+                              request.remote_key));
+  }
+  return PostOne(request, provider_key, false);
+}
+
+PostResult EfaDomain::PostPages(const PagesRequest& request, uint32_t& posted) {
+  WriteRequest page;
+  page.peer = request.peer;
+  page.context = request.context;
+  page.local_key = request.local_key;
+  page.length = request.length;
+  page.remote_key = request.remote_key;
+  page.immediate = request.immediate;
+  const auto go_to = [&](uint64_t i) {
+    page.source = request.source + request.source_offsets[i * request.step];
+    page.remote_address = request.remote_address + request.target_offsets[i * request.step];
+  };
+  posted = 0;
+  go_to(0);
+  const bool alone = request.count == 1 || request.peer >= peers_.size() || peers_[request.peer].remote == nullptr;
+  if (alone) {
+    const PostResult result = PostWrite(page);
+    posted = result == PostResult::kPosted ? 1 : 0;
+    return result;
+  }
+  // The provider may keep what comes with FI_MORE until one comes without: only as many as surely fit.
+  const uint32_t room = limits_.max_outstanding - std::min(outstanding_, limits_.max_outstanding);
+  const uint32_t count = std::min(request.count, room);
+  uint64_t provider_key = 0;
+  const PostResult check = CheckPeer("write", request.peer);
+  if (check != PostResult::kPosted) return check;
+  if (page.length > limits_.max_write_bytes ||
+      !OpenRemoteKey(page.remote_key, peers_[page.peer].incarnation, provider_key)) {
+    return PostWrite(page);  // says what is wrong
+  }
+  for (; posted < count; ++posted) {
+    go_to(posted);
+    if (page.remote_address + page.length < page.remote_address)
+      return posted > 0 ? PostResult::kPosted : PostWrite(page);
+    const PostResult result = PostOne(page, provider_key, posted + 1 < count);
+    if (result == PostResult::kPosted) continue;
+    if (posted == 0) return result;
+    Ping(peers_[page.peer]);  // without FI_MORE: what was kept goes
+    return PostResult::kPosted;
+  }
+  return PostResult::kPosted;
+}
+
+PostResult EfaDomain::PostOne(const WriteRequest& request, uint64_t provider_key, bool more) {
+  EfaPeer& peer = peers_[request.peer];
+  const bool empty = request.length == 0;
+  const void* source = empty ? scratch_.data() : request.source;
+  const char* why = nullptr;
+  HeldRegion* region = memory_.Hold(empty ? scratch_region_.local_key : request.local_key, source, request.length, why);
+  if (region == nullptr)
+    return Reject(fmt::format("write of {} bytes from {}: {}", request.length, request.source, why));
+  Operation* operation = operations_.Take(Operation::Kind::kWrite);
+  if (operation == nullptr) {
+    memory_.Release(*region);
+    return PostResult::kAgain;
+  }
+  operation->peer = request.peer;
+  operation->remote = peer.remote;
+  operation->context = request.context;
+  operation->length = request.length;
+  operation->region = region;
+
+  iovec local{const_cast<void*>(source), request.length};
+  fi_rma_iov remote{request.remote_address, request.length, provider_key};
+  fi_msg_rma message{&local,    &region->descriptor,          1, peer.remote->address, &remote, 1,
+                     operation, request.immediate.value_or(0)};
+  const uint64_t flags =
+      kWriteFlags | (request.immediate.has_value() ? FI_REMOTE_CQ_DATA : 0) | (more ? uint64_t{FI_MORE} : 0);
+  const auto error = fi_writemsg(endpoint_->ep(), &message, flags);
+  if (error != 0) {
+    memory_.Release(*region);
+    operations_.Return(operation);
+    if (error == -FI_EAGAIN) return PostResult::kAgain;
+    return Reject(fmt::format("write of {} bytes to peer {}: {}", request.length, request.peer,
+                              endpoint_->library().Words(error)));
+  }
+  ++outstanding_;
+  ++peer.in_flight;
+  ++peer.remote->operations;
+  return PostResult::kPosted;
+}
+
+PostResult EfaDomain::PostToSelf(const WriteRequest& request) {
+  LoopbackWrite write;
+  write.peer = request.peer;
+  write.context = request.context;
+  write.source = static_cast<const std::byte*>(request.source);
+  write.length = request.length;
+  write.immediate = request.immediate;
+  uint64_t provider_key = 0;
+  const char* why = "the remote key is none that this domain gives for writes";
+  if (OpenRemoteKey(request.remote_key, incarnation_, provider_key)) {
+    write.target_region = memory_.HoldTarget(provider_key, request.remote_address, request.length, why);
+  }
+  if (write.target_region != nullptr && request.length > 0) {
+    write.source_region = memory_.Hold(request.local_key, request.source, request.length, why);
+    if (write.source_region != nullptr &&
+        (write.source_region->kind != MemoryKind::kHost || write.target_region->kind != MemoryKind::kHost)) {
+      why = "device memory is copied by kernels, not by its own domain";
+      memory_.Release(*std::exchange(write.source_region, nullptr));
+    }
+  }
+  if (write.target_region == nullptr || (request.length > 0 && write.source_region == nullptr)) {
+    if (write.target_region != nullptr) memory_.Release(*write.target_region);
+    return Reject(fmt::format("write of {} bytes to this domain itself: {}", request.length, why));
+  }
+  write.target = memory_.Target(*write.target_region, request.remote_address);
+  loopback_.Post(write);
+  ++outstanding_;
+  return PostResult::kPosted;
+}
+
+PostResult EfaDomain::PostSend(const SendRequest& request) {
+  if (const PostResult result = CheckPeer("message", request.peer); result != PostResult::kPosted) return result;
+  if (request.length > limits_.max_message_bytes) {
+    return Reject(fmt::format("message of {} bytes: at most {}", request.length, limits_.max_message_bytes));
+  }
+  EfaPeer& peer = peers_[request.peer];
+  if (peer.remote == nullptr) return SendToSelf(request);
+  if (peer.sent - peer.taken >= peer.credits) return PostResult::kAgain;
+  const char* why = nullptr;
+  HeldRegion* region = nullptr;
+  if (request.length > 0) {
+    region = memory_.Hold(request.local_key, request.source, request.length, why);
+    if (region != nullptr && region->kind != MemoryKind::kHost) why = "messages lie in host memory";
+    if (why != nullptr) {
+      if (region != nullptr) memory_.Release(*region);
+      return Reject(fmt::format("message of {} bytes from {}: {}", request.length, request.source, why));
+    }
+  }
+  auto taken = send_buffers_->Take();
+  if (!taken.has_value()) {
+    if (region != nullptr) memory_.Release(*region);
+    return Reject(taken.error().message);
+  }
+  MessageBuffer& buffer = **taken;
+  WireMessage message;
+  message.kind = WireMessage::Kind::kUser;
+  message.from = incarnation_;
+  message.to = peer.incarnation;
+  message.attempt = uint64_t{request.peer} + 1;
+  message.payload = {static_cast<const std::byte*>(request.source), request.length};
+  const size_t bytes = message.Write(buffer.bytes, nullptr);
+  if (region != nullptr) memory_.Release(*region);  // it is copied
+  Operation* operation = operations_.Take(Operation::Kind::kSend);
+  if (operation == nullptr) {
+    send_buffers_->Return(&buffer);
+    return PostResult::kAgain;
+  }
+  operation->peer = request.peer;
+  operation->remote = peer.remote;
+  operation->context = request.context;
+  operation->length = request.length;
+  operation->buffer = &buffer;
+  const auto error =
+      fi_send(endpoint_->ep(), buffer.bytes.data(), bytes, buffer.descriptor, peer.remote->address, operation);
+  if (error != 0) {
+    send_buffers_->Return(&buffer);
+    operations_.Return(operation);
+    if (error == -FI_EAGAIN) return PostResult::kAgain;
+    return Reject(fmt::format("message to peer {}: {}", request.peer, endpoint_->library().Words(error)));
+  }
+  ++outstanding_;
+  ++peer.sent;
+  ++peer.in_flight;
+  ++peer.remote->operations;
+  return PostResult::kPosted;
+}
+
+PostResult EfaDomain::SendToSelf(const SendRequest& request) {
+  if (own_held_ >= options_.message_credits) return PostResult::kAgain;
+  const char* why = nullptr;
+  if (request.length > 0) {
+    HeldRegion* region = memory_.Hold(request.local_key, request.source, request.length, why);
+    if (region == nullptr) return Reject(fmt::format("message of {} bytes: {}", request.length, why));
+    memory_.Release(*region);
+  }
+  auto taken = receive_buffers_->Take();
+  if (!taken.has_value()) return Reject(taken.error().message);
+  if (request.length > 0) std::memcpy((*taken)->bytes.data(), request.source, request.length);
+  held_.push_back({*taken, nullptr, 0, ByteView((*taken)->bytes).first(request.length)});
+  ++own_held_;
+  ++outstanding_;
+  Completion sent;
+  sent.kind = CompletionKind::kSend;
+  sent.peer = request.peer;
+  sent.context = request.context;
+  sent.length = request.length;
+  Push(sent);
+  DeliverHeld();
+  return PostResult::kPosted;
+}
+
+PostResult EfaDomain::PostReceive(const ReceiveRequest& request) {
+  if (receives_.size() >= limits_.max_receives) return PostResult::kAgain;
+  const char* why = nullptr;
+  HeldRegion* region = memory_.Hold(request.local_key, request.target, request.length, why);
+  if (region != nullptr && region->kind != MemoryKind::kHost) why = "messages lie in host memory";
+  if (region != nullptr) memory_.Release(*region);  // the CPU copies, whatever the provider knows of it
+  if (why != nullptr) return Reject(fmt::format("receive of {} bytes at {}: {}", request.length, request.target, why));
+  receives_.push_back(request);
+  DeliverHeld();
+  return PostResult::kPosted;
+}
+
+void EfaDomain::DeliverHeld() {
+  while (!held_.empty() && !receives_.empty()) {
+    const HeldMessage message = held_.front();
+    held_.pop_front();
+    const ReceiveRequest receive = receives_.front();
+    receives_.pop_front();
+    Deliver(message, receive);
+  }
+}
+
+void EfaDomain::Deliver(const HeldMessage& message, const ReceiveRequest& receive) {
+  Completion completion;
+  completion.kind = CompletionKind::kReceive;
+  completion.context = receive.context;
+  completion.length = message.payload.size();
+  std::string cause;
+  if (message.payload.size() > receive.length) {
+    completion.code = ErrorCode::kOutOfRange;
+    cause = fmt::format("a message of {} bytes came to a receive of {}", message.payload.size(), receive.length);
+  } else if (!message.payload.empty()) {
+    std::memcpy(receive.target, message.payload.data(), message.payload.size());
+  }
+  if (Remote* remote = message.remote; remote == nullptr) {
+    --own_held_;
+    for (const PeerId peer : live_) {
+      if (peers_[peer].remote == nullptr) completion.peer = peer;
+    }
+  } else {
+    completion.peer = remote->peer;
+    --remote->held;
+    if (remote->inbound && remote->inbound_attempt == message.attempt) {
+      ++remote->taken;
+      if (remote->taken - remote->taken_reported >= std::max(1u, options_.message_credits / 4)) {
+        remote->taken_reported = remote->taken;
+        WireMessage credit;
+        credit.kind = WireMessage::Kind::kCredit;
+        credit.attempt = message.attempt;
+        credit.taken = remote->taken;
+        Send(*remote, credit);
+      }
+    }
+  }
+  receive_buffers_->Return(message.buffer);
+  Push(completion, std::move(cause));
+}
+
+}  // namespace jax_fabric::efa

@@ -1,0 +1,73 @@
+// FabricEndpoint: libfabric's objects of one NIC: fabric, domain, address vector, completion queues, endpoint.
+#ifndef JAX_FABRIC_ENGINE_DOMAINS_EFA_FABRIC_ENDPOINT_H_
+#define JAX_FABRIC_ENGINE_DOMAINS_EFA_FABRIC_ENDPOINT_H_
+
+#include <rdma/fabric.h>
+#include <rdma/fi_cm.h>
+#include <rdma/fi_domain.h>
+#include <rdma/fi_endpoint.h>
+#include <rdma/fi_rma.h>
+
+#include <memory>
+#include <string>
+
+#include "csrc/base/status.h"
+#include "csrc/engine/domain.h"
+#include "csrc/engine/domains/efa/efa_domain.h"
+#include "csrc/engine/domains/efa/libfabric.h"
+
+namespace jax_fabric::efa {
+
+// Every object of libfabric begins with its fid.
+struct FidCloser {
+  template <typename Object>
+  void operator()(Object* object) const {
+    fi_close(&object->fid);
+  }
+};
+template <typename Object>
+using Fid = std::unique_ptr<Object, FidCloser>;
+
+class FabricEndpoint {
+ public:
+  static Result<std::unique_ptr<FabricEndpoint>> Open(const EfaDomainOptions& options);
+  ~FabricEndpoint();
+
+  const Libfabric& library() const { return *library_; }
+  const fi_info& info() const { return *info_; }
+  fid_domain* domain() const { return domain_.get(); }
+  fid_ep* ep() const { return ep_.get(); }
+  fid_cq* send_queue() const { return send_queue_.get(); }
+  fid_cq* receive_queue() const { return receive_queue_.get(); }
+  const Bytes& name() const { return name_; }  // what peers put into their address vectors
+  bool Needs(uint64_t mr_mode) const { return (info_->domain_attr->mr_mode & mr_mode) != 0; }
+  bool is_efa() const { return is_efa_; }
+
+  Result<fi_addr_t> Insert(ByteView name);
+  void Remove(fi_addr_t address);
+  // Nothing lands or leaves any more. Registrations stay.
+  void Shut() { ep_.reset(); }
+
+ private:
+  explicit FabricEndpoint(const Libfabric* library) : library_(library) {}
+  Status Choose(const EfaDomainOptions& options);
+  std::string Found(const EfaDomainOptions& options) const;
+  Status OpenObjects(const EfaDomainOptions& options);
+  Status SetOptions();
+
+  const Libfabric* library_;
+  fi_info* info_ = nullptr;
+  bool is_efa_ = false;
+  // Closed in the opposite order.
+  Fid<fid_fabric> fabric_;
+  Fid<fid_domain> domain_;
+  Fid<fid_av> av_;
+  Fid<fid_cq> send_queue_;
+  Fid<fid_cq> receive_queue_;
+  Fid<fid_ep> ep_;
+  Bytes name_;
+};
+
+}  // namespace jax_fabric::efa
+
+#endif  // JAX_FABRIC_ENGINE_DOMAINS_EFA_FABRIC_ENDPOINT_H_

@@ -1,0 +1,184 @@
+#include "csrc/engine/domains/efa/memory_table.h"
+
+#include <utility>
+
+#include "csrc/base/random_bytes.h"
+#include "csrc/engine/domains/efa/device_memory.h"
+
+namespace jax_fabric::efa {
+namespace {
+
+constexpr uint64_t kOneHolder = 1;
+constexpr uint64_t kHolders = 0xffffffff;
+
+uint64_t Tag(uint64_t provider_key, uint64_t incarnation) {
+  uint64_t x = incarnation + provider_key * 0x9e3779b97f4a7c15ull;  // splitmix64
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+  return (x ^ (x >> 31)) << 32;
+}
+
+bool Contains(uint64_t begin, uint64_t size, uint64_t address, uint64_t length) {
+  return address >= begin && length <= size && address - begin <= size - length;
+}
+
+}  // namespace
+
+uint64_t SealRemoteKey(uint64_t provider_key, uint64_t incarnation) {
+  return Tag(provider_key, incarnation) | provider_key;
+}
+
+bool OpenRemoteKey(uint64_t remote_key, uint64_t incarnation, uint64_t& provider_key) {
+  provider_key = remote_key & 0xffffffff;
+  return remote_key == SealRemoteKey(provider_key, incarnation);
+}
+
+MemoryTable::MemoryTable(FabricEndpoint& endpoint, uint64_t incarnation, bool device_memory)
+    : endpoint_(endpoint),
+      incarnation_(incarnation),
+      device_memory_(device_memory),
+      virtual_addresses_(endpoint.Needs(FI_MR_VIRT_ADDR)),
+      // Not where another incarnation began: its keys are refused by their tags already, this keeps them apart as well.
+      next_key_(static_cast<uint32_t>(incarnation) & 0x3fffffff),
+      next_generation_(static_cast<uint32_t>(incarnation >> 33)) {}
+
+MemoryTable::~MemoryTable() {
+  for (uint32_t i = 0; i < made_; ++i) regions_.Find(i)->mr.reset();
+}
+
+Result<Fid<fid_mr>> MemoryTable::Map(void* address, uint64_t length, MemoryKind kind, Access access, uint64_t key) {
+  iovec range{address, length};
+  fi_mr_attr attributes = {};
+  attributes.mr_iov = &range;
+  attributes.iov_count = 1;
+  attributes.access = FI_SEND | FI_RECV | FI_WRITE | (access == Access::kRemoteWrite ? FI_REMOTE_WRITE : 0);
+  attributes.requested_key = key;
+  if (kind == MemoryKind::kCuda) {
+    if (!device_memory_) {
+      return MakeError(ErrorCode::kFailedPrecondition, "device memory needs a domain made with device_memory");
+    }
+    JF_RETURN_IF_ERROR(DescribeDeviceMemory(address, attributes));
+  }
+  fid_mr* mr = nullptr;
+  if (const int error = fi_mr_regattr(endpoint_.domain(), &attributes, 0, &mr); error != 0) {
+    return MakeError(ErrorCode::kResourceExhausted,
+                     "{} bytes at {} cannot be registered: {}. Is the limit of locked memory high enough (ulimit -l)?",
+                     length, address, endpoint_.library().Words(error));
+  }
+  return Fid<fid_mr>(mr);
+}
+
+Result<MemoryRegion> MemoryTable::Register(void* address, uint64_t length, MemoryKind kind, Access access) {
+  const auto begin = reinterpret_cast<uint64_t>(address);
+  if (address == nullptr || length == 0 || begin + length < begin) {
+    return MakeError(ErrorCode::kInvalidArgument, "{} bytes at {} cannot be registered: give a range of memory", length,
+                     address);
+  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (free_.empty() && made_ == regions_.kCapacity) {
+    return MakeError(ErrorCode::kResourceExhausted, "{} regions are registered: deregister some", made_);
+  }
+  const bool chosen = !endpoint_.Needs(FI_MR_PROV_KEY);
+  if (chosen && next_key_ == 0xffffffff) return MakeError(ErrorCode::kResourceExhausted, "all keys are used up");
+  JF_ASSIGN_OR_RETURN(Fid<fid_mr> mr, Map(address, length, kind, access, chosen ? ++next_key_ : 0));
+  const uint64_t provider_key = fi_mr_key(mr.get());
+  if (provider_key == 0 || provider_key > 0xffffffff) {
+    return MakeError(ErrorCode::kUnimplemented, "the provider's key {:#x} does not fit into 32 bits", provider_key);
+  }
+  if (free_.empty()) {
+    regions_.Reserve(made_ + 1);
+    free_.push_back(made_++);
+  }
+  const uint32_t index = free_.back();
+  free_.pop_back();
+  HeldRegion& region = *regions_.Find(index);
+  region.address = begin;
+  region.length = length;
+  region.descriptor = fi_mr_desc(mr.get());
+  region.mr = std::move(mr);
+  region.provider_key = provider_key;
+  region.kind = kind;
+  region.access = access;
+  if (++next_generation_ == 0) ++next_generation_;
+  const uint64_t generation = uint64_t{next_generation_} << 32;
+  // Release, partner: the acquire in HoldKey.
+  region.state.store(generation, std::memory_order_release);
+  MemoryRegion result{begin, length, virtual_addresses_ ? begin : 0, generation | index, 0, kind};
+  if (access == Access::kRemoteWrite) {
+    result.remote_key = SealRemoteKey(provider_key, incarnation_);
+    local_keys_[provider_key] = result.local_key;
+  }
+  return result;
+}
+
+Status MemoryTable::Deregister(const MemoryRegion& region) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto index = static_cast<uint32_t>(region.local_key);
+  HeldRegion* held = regions_.Find(index);
+  uint64_t expected = region.local_key & ~kHolders;
+  // Acquire, partner: the release in Release, so that the provider is done with it.
+  if (held == nullptr || expected == 0 ||
+      !held->state.compare_exchange_strong(expected, 0, std::memory_order_acquire, std::memory_order_relaxed)) {
+    if (held != nullptr && (expected & ~kHolders) == (region.local_key & ~kHolders) && expected != 0) {
+      return MakeError(ErrorCode::kFailedPrecondition, "{} posted requests use the region: wait for them",
+                       expected & kHolders);
+    }
+    return MakeError(ErrorCode::kNotFound, "the region is not registered here, or not any more");
+  }
+  local_keys_.erase(held->provider_key);
+  held->mr.reset();
+  free_.push_back(index);
+  return {};
+}
+
+HeldRegion* MemoryTable::HoldKey(uint64_t local_key) {
+  HeldRegion* region = regions_.Find(static_cast<uint32_t>(local_key));
+  if (region == nullptr) return nullptr;
+  const uint64_t generation = local_key & ~kHolders;
+  uint64_t state = region->state.load(std::memory_order_relaxed);
+  do {
+    if (generation == 0 || (state & ~kHolders) != generation) return nullptr;
+    // Acquire, partner: the release in Register.
+  } while (!region->state.compare_exchange_weak(state, state + kOneHolder, std::memory_order_acquire,
+                                                std::memory_order_relaxed));
+  return region;
+}
+
+HeldRegion* MemoryTable::Hold(uint64_t local_key, const void* address, uint64_t length, const char*& why) {
+  HeldRegion* region = HoldKey(local_key);
+  if (region == nullptr) {
+    why = "the local key belongs to no registered memory";
+  } else if (!Contains(region->address, region->length, reinterpret_cast<uint64_t>(address), length)) {
+    why = "the memory is not inside of the registered region";
+    Release(*region);
+    region = nullptr;
+  }
+  return region;
+}
+
+HeldRegion* MemoryTable::HoldTarget(uint64_t provider_key, uint64_t remote_address, uint64_t length, const char*& why) {
+  uint64_t local_key = 0;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (const auto found = local_keys_.find(provider_key); found != local_keys_.end()) local_key = found->second;
+  }
+  HeldRegion* region = HoldKey(local_key);
+  if (region == nullptr) {
+    why = "the remote key belongs to no memory that may be written to";
+  } else if (!Contains(virtual_addresses_ ? region->address : 0, region->length, remote_address, length)) {
+    why = "the remote address is not inside of the registered region";
+    Release(*region);
+    region = nullptr;
+  }
+  return region;
+}
+
+std::byte* MemoryTable::Target(const HeldRegion& region, uint64_t remote_address) const {
+  return reinterpret_cast<std::byte*>(virtual_addresses_ ? remote_address : region.address + remote_address);
+}
+
+void MemoryTable::Release(HeldRegion& region) {
+  region.state.fetch_sub(kOneHolder, std::memory_order_release);  // partner: Deregister
+}
+
+}  // namespace jax_fabric::efa

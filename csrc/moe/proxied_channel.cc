@@ -147,23 +147,28 @@ void ProxiedChannel::FinishIfComplete() {
   std::atomic_ref(words_.signals->host.done).store(arrived_, std::memory_order_release);
 }
 
+std::optional<Error> ProxiedChannel::LossOfPeer() const {
+  for (int32_t rank = 0; rank < config_.layout.shape.ranks; ++rank) {
+    if (rank == peers_.rank) continue;
+    const Status status = group_->PeerStatus(peers_.peers[rank].handle);
+    if (status) continue;
+    return Error{ErrorCode::kUnavailable,
+                 fmt::format("moe (channel {}): rank {} cannot go on without rank {}, which is lost: {}", index_,
+                             peers_.rank, rank, status.error().message)};
+  }
+  return {};
+}
+
 // Kernels cannot know that a rank is gone. Nobody has to wait until the deadline for that.
 void ProxiedChannel::LookForLosses() {
   const uint64_t losses = group_->peer_losses();
   if (losses == losses_seen_ && !lost_since_ns_) return;
   losses_seen_ = losses;
-  for (int32_t rank = 0; rank < config_.layout.shape.ranks; ++rank) {
-    if (rank == peers_.rank) continue;
-    const Status status = group_->PeerStatus(peers_.peers[rank].handle);
-    if (status) continue;
-    const int64_t now_ns = group_->clock().NowNs();
-    if (!lost_since_ns_) lost_since_ns_ = now_ns;
-    if (now_ns - *lost_since_ns_ < kLossGraceNs) return;
-    return Refuse(Error{ErrorCode::kUnavailable, fmt::format("moe (channel {}): rank {} cannot go on without rank {}, "
-                                                             "which is lost: {}",
-                                                             index_, peers_.rank, rank, status.error().message)});
-  }
-  lost_since_ns_.reset();
+  const std::optional<Error> loss = LossOfPeer();
+  if (!loss) return lost_since_ns_.reset();
+  const int64_t now_ns = group_->clock().NowNs();
+  if (!lost_since_ns_) lost_since_ns_ = now_ns;
+  if (now_ns - *lost_since_ns_ >= kLossGraceNs) Refuse(*loss);
 }
 
 void ProxiedChannel::Refuse(const Error& error) {

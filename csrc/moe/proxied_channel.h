@@ -63,6 +63,8 @@ class ProxiedChannel {
   void OnArrival(const Signal& signal, const Error* error);
   void OnSent(const Signal& signal, const Error* error);
   void FinishIfComplete();
+  // That of the first rank that is lost, if one is.
+  std::optional<Error> LossOfPeer() const;
   void LookForLosses();
   void Refuse(const Error& error);
   std::string Name(int64_t sequence) const;

@@ -8,13 +8,6 @@
 #include "csrc/moe/mutants.h"
 
 namespace jax_fabric::moe {
-namespace {
-
-ChannelImmediate ArrivalImmediate(int64_t parity) {
-  return parity == 0 ? ChannelImmediate::kEvenExchange : ChannelImmediate::kOddExchange;
-}
-
-}  // namespace
 
 Result<std::unique_ptr<Channel>> Channel::Create(int32_t index, const MoeConfig& config, const PeerTable& peers,
                                                  DomainGroup* group, Strand* strand) {

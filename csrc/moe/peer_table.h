@@ -19,6 +19,11 @@ enum class ChannelImmediate : uint32_t {
 };
 inline constexpr uint32_t kImmediatesPerChannel = 4;
 
+// Of an exchange, by its number's parity.
+constexpr ChannelImmediate ArrivalImmediate(int64_t sequence) {
+  return (sequence & 1) == 0 ? ChannelImmediate::kEvenExchange : ChannelImmediate::kOddExchange;
+}
+
 struct Peer {
   PeerHandle handle = 0;
   RemoteMemory memory;          // its slots and announcement rings

@@ -13,10 +13,6 @@ using kernels::SignalError;
 // A rank that ends as it should has sent all that anybody waits for, and kernels that find it there do not fail.
 constexpr int64_t kLossGraceNs = 1'000'000'000;
 
-ChannelImmediate ArrivalImmediate(int64_t sequence) {
-  return (sequence & 1) == 0 ? ChannelImmediate::kEvenExchange : ChannelImmediate::kOddExchange;
-}
-
 }  // namespace
 
 Result<std::unique_ptr<ProxiedChannel>> ProxiedChannel::Create(int32_t index, const MoeConfig& config,

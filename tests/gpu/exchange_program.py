@@ -338,7 +338,7 @@ def main() -> int:
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--top-k", type=int, default=4)
     parser.add_argument("--experts", type=int, default=16)
-    parser.add_argument("--timeout-s", type=float, default=10.0)
+    parser.add_argument("--timeout-s", type=float, default=30.0)
     parser.add_argument("--limit-s", type=float, default=120.0, help="for all processes together")
     parser.add_argument("--process", type=int, default=-1, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)

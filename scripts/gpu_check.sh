@@ -155,6 +155,8 @@ case "$part" in
     step eight_10000_steps exchanges --processes 8 --cases forward --steps 10000 --limit-s 200
     step eight_silent exchanges --processes 8 --cases silent --timeout-s 3
     step eight_silent_staged exchanges --processes 8 --cases silent --timeout-s 3 --force-staged
+    step two_closed exchanges --processes 2 --cases closed
+    step two_closed_no_graphs exchanges --processes 2 --cases closed --flags no_graphs
     step eight_layer exchanges --processes 8 --cases timed --tokens 128 --hidden 7168 --top-k 8 --experts 256
     step eight_layer_staged exchanges --processes 8 --cases timed --tokens 128 --hidden 7168 --top-k 8 --experts 256 \
       --force-staged

@@ -21,9 +21,11 @@ namespace jax_fabric::ffi_layer {
 class LocalRank {
  public:
   LocalRank(int32_t device, moe::RankContext* context, Executor* completion)
-      : device_(device), completion_(completion), context_(context) {}
+      : device_(device), platform_(context->platform()), completion_(completion), context_(context), last_(context) {}
 
   int32_t device() const { return device_; }
+  // Of all contexts that take this place.
+  moe::Platform platform() const { return platform_; }
   Executor* completion() const { return completion_; }
 
   // The context, kept alive until Leave; null after Close (then Leave is not called).
@@ -32,14 +34,21 @@ class LocalRank {
   // Returns when no handler is inside any more; handlers never block.
   void Close();
   // After Close: another context takes the place of the one that was here. seq_cst, with the load in Enter.
-  void Reopen(moe::RankContext* context) { context_.store(context, std::memory_order_seq_cst); }
+  void Reopen(moe::RankContext* context) {
+    last_.store(context, std::memory_order_release);
+    context_.store(context, std::memory_order_seq_cst);
+  }
+  // The context that is or was here. Only who knows that it is one that Retire keeps may look at it after Close.
+  moe::RankContext* last() const { return last_.load(std::memory_order_acquire); }
   // For who may reopen it, which nobody else does meanwhile; relaxed, as it reads nothing behind the pointer.
   bool closed() const { return context_.load(std::memory_order_relaxed) == nullptr; }
 
  private:
   const int32_t device_;
+  const moe::Platform platform_;
   Executor* const completion_;
   std::atomic<moe::RankContext*> context_;
+  std::atomic<moe::RankContext*> last_;  // release in Reopen, acquire in last()
   std::atomic<int64_t> handlers_{0};
 };
 

@@ -75,6 +75,7 @@ Status LocalEngine::CloseMoeContexts(int64_t handle, int64_t timeout_us) {
   }
   for (size_t i = contexts_.size(); i-- > 0;) {
     if (handles_[i] != handle) continue;
+    if (contexts_[i]->Retire()) (void)contexts_[i].release();
     contexts_.erase(contexts_.begin() + static_cast<int64_t>(i));
     handles_.erase(handles_.begin() + static_cast<int64_t>(i));
   }
@@ -109,6 +110,9 @@ bool LocalEngine::Close(int64_t timeout_us) {
   }
   // Something still runs in there (a user's program that a completion started, say): leaking is the only safe end.
   if (!quiet) Abandon();
+  for (auto& context : contexts_) {
+    if (context != nullptr && context->Retire()) (void)context.release();
+  }
   contexts_.clear();
   engine_.reset();
   return quiet;

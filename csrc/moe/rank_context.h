@@ -34,6 +34,9 @@ class RankContext {
   // Every operation ends with kCancelled. Local and bounded; true when nothing refers to the context any more, but for
   // the stores of mapped peers: contexts of one process are all closed before the first of them is destroyed.
   virtual bool Close(Deadline deadline) = 0;
+  // After Close, in the place of destruction. False: it may be destroyed. True: it has given back what it could, and
+  // what is left must stay for ever, since recorded programs look at it.
+  virtual bool Retire() { return false; }
 };
 
 }  // namespace jax_fabric::moe

@@ -248,6 +248,23 @@ class Checker:
             return
         raise AssertionError("no error although a rank was silent")
 
+    def closed(self, steps: int) -> None:
+        """A program that was compiled before the fabric closed says so, or gives NaN."""
+        step = self.shard_map(self.layer)
+        data = routing(self.sizes, 1)
+        operands = [self.put(each) for each in data]
+        for _ in range(max(5, steps)):
+            step(*operands).block_until_ready()
+        self.fabric.close()
+        for _ in range(5):
+            try:
+                out = step(*operands).block_until_ready()
+            except self.jax.errors.JaxRuntimeError as error:
+                assert "closed" in str(error), error
+                continue
+            for mine, _ in self.local(out, data[0]):
+                assert np.isnan(mine).all(), "results of a closed fabric"
+
     def timed(self, steps: int) -> None:
         """Dispatch + combine of bfloat16 rows, with nothing in between, by the host's clock."""
         jax, jnp = self.jax, self.jnp
@@ -274,7 +291,7 @@ class Checker:
             )
 
 
-CASES = ("forward", "gradients", "scan", "compiling", "silent", "timed")
+CASES = ("forward", "gradients", "scan", "compiling", "silent", "closed", "timed")
 
 
 def run_cases(arguments: argparse.Namespace) -> None:
@@ -285,10 +302,8 @@ def run_cases(arguments: argparse.Namespace) -> None:
         getattr(checker, case)(arguments.steps)
         if arguments.process == 0:
             print(f"{case}: passed in {time.monotonic() - begin:.1f} s", flush=True)
-    if "silent" in arguments.cases.split(","):
-        checker.fabric.close()
-        return
-    checker.fabric.check()
+    if not {"silent", "closed"} & set(arguments.cases.split(",")):
+        checker.fabric.check()
     checker.fabric.close()
 
 

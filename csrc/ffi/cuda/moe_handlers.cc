@@ -31,20 +31,23 @@ struct GpuCall {
 
 ffi::Error ToFfi(const Status& status) { return status ? ffi::Error::Success() : ToXlaError(status.error()); }
 
-// body(context, channel) with the context kept open.
+// body(context, channel) with the context kept open. A program that is being recorded must be recorded as before, also
+// when the fabric was closed: XLA would not forget the half that it has. Its channels give no results then.
 template <typename Body>
 ffi::Error WithChannel(const GpuCall& call, Body body) {
   LocalRank* rank = ContextTable::Get().Find(call.context, call.device);
   if (rank == nullptr) return ToXlaError(NoSuchRank(call.context, call.device));
-  const Visit visit(rank);
-  if (visit.context() == nullptr) {
-    return ToXlaError(Error{ErrorCode::kFailedPrecondition, "the fabric of this expert-parallel context was closed"});
-  }
-  if (visit.context()->platform() != moe::Platform::kCuda) {
+  if (rank->platform() != moe::Platform::kCuda) {
     return ToXlaError(
         Error{ErrorCode::kInvalidArgument, "a computation on a GPU calls an expert-parallel context on the CPU"});
   }
-  const auto& context = static_cast<const moe::CudaContext&>(*visit.context());
+  const Visit visit(rank);
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  (void)cudaStreamIsCapturing(call.stream, &status);
+  if (visit.context() == nullptr && status == cudaStreamCaptureStatusNone) {
+    return ToXlaError(Error{ErrorCode::kFailedPrecondition, "the fabric of this expert-parallel context was closed"});
+  }
+  const auto& context = static_cast<const moe::CudaContext&>(*rank->last());
   const moe::CudaChannel* channel = context.channel(static_cast<int32_t>(call.channel));
   if (channel == nullptr) {
     return ToXlaError(Error{ErrorCode::kInvalidArgument, fmt::format("channel={}: the context has channels 0 to {}",
@@ -89,6 +92,9 @@ ffi::Error Dispatch(cudaStream_t stream, int32_t device, RankOperand rank, ffi::
                     ffi::ResultBuffer<ffi::F32> row_scales, int64_t context, int64_t channel, int64_t call_index,
                     bool zero_padding) {
   const GpuCall call{stream, device, context, channel, call_index};
+  const std::array outputs = {FillOf(tokens),    FillOf(row_weights), FillOf(group_sizes, 0), FillOf(dropped, 0),
+                              FillOf(index, -1), FillOf(slot, -1),    FillOf(token_ends, 0),  FillOf(positions, -1),
+                              FillOf(rows, -1),  FillOf(row_scales)};
   return WithChannel(call, [&](const moe::MoeConfig& config, const moe::CudaChannel& found) -> Status {
     JF_ASSIGN_OR_RETURN(const ElementType type, ElementTypeOf(x.element_type()));
     JF_ASSIGN_OR_RETURN(const ElementType tokens_type, ElementTypeOf(tokens->element_type()));
@@ -96,9 +102,6 @@ ffi::Error Dispatch(cudaStream_t stream, int32_t device, RankOperand rank, ffi::
     send.absent = nullptr;  // in host memory, and all are there
     const DispatchResults results{tokens, row_weights, group_sizes, dropped, positions, rows, row_scales};
     const auto receive = DispatchReceiveArgsOf(config, tokens_type, send.t_rows, results, zero_padding);
-    const std::array outputs = {FillOf(tokens),    FillOf(row_weights), FillOf(group_sizes, 0), FillOf(dropped, 0),
-                                FillOf(index, -1), FillOf(slot, -1),    FillOf(token_ends, 0),  FillOf(positions, -1),
-                                FillOf(rows, -1),  FillOf(row_scales)};
     return found.Dispatch({.stream = stream,
                            .kind = ExchangeKind::kDispatch,
                            .signature = call.Key() ^ DispatchSignature(send.t_rows, receive.elements, type),
@@ -114,6 +117,7 @@ ffi::Error Combine(cudaStream_t stream, int32_t device, RankOperand rank, ffi::A
                    ffi::ResultBuffer<ffi::F32> out_scalars, ffi::ResultBuffer<ffi::S32> token, int64_t context,
                    int64_t channel, int64_t call_index, bool back) {
   const GpuCall call{stream, device, context, channel, call_index};
+  const std::array outputs = {FillOf(out), FillOf(out_scalars)};
   return WithChannel(call, [&](const moe::MoeConfig& config, const moe::CudaChannel& found) -> Status {
     JF_ASSIGN_OR_RETURN(const ElementType type, ElementTypeOf(y.element_type()));
     JF_ASSIGN_OR_RETURN(const ElementType out_type, ElementTypeOf(out->element_type()));
@@ -123,7 +127,6 @@ ffi::Error Combine(cudaStream_t stream, int32_t device, RankOperand rank, ffi::A
     receive.layout = send.layout;
     receive.kind = kind;
     receive.scalars = back ? out_scalars->typed_data() : nullptr;
-    const std::array outputs = {FillOf(out), FillOf(out_scalars)};
     return found.Combine(
         {.stream = stream,
          .kind = kind,
@@ -140,13 +143,13 @@ ffi::Error Redispatch(cudaStream_t stream, int32_t device, RankOperand rank, ffi
                       ffi::Result<ffi::AnyBuffer> out, ffi::ResultBuffer<ffi::F32> dots,
                       ffi::ResultBuffer<ffi::S32> token, int64_t context, int64_t channel, int64_t call_index) {
   const GpuCall call{stream, device, context, channel, call_index};
+  const std::array outputs = {FillOf(out), FillOf(dots)};
   return WithChannel(call, [&](const moe::MoeConfig& config, const moe::CudaChannel& found) -> Status {
     JF_ASSIGN_OR_RETURN(const ElementType type, ElementTypeOf(x.element_type()));
     JF_ASSIGN_OR_RETURN(const ElementType y_type, ElementTypeOf(y.element_type()));
     const auto [send, receive] =
         RedispatchArgsOf(config, type, x, weights, y_type, y, SendRouteOf(index, slot, token_ends),
                          {Route(positions), Route(rows)}, out, dots);
-    const std::array outputs = {FillOf(out), FillOf(dots)};
     return found.Redispatch({.stream = stream,
                              .kind = ExchangeKind::kRedispatch,
                              .signature = call.Key() ^ RedispatchSignature(send.t_rows, type, receive.y != nullptr),

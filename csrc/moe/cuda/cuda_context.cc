@@ -45,17 +45,33 @@ Result<std::unique_ptr<CudaContext>> CudaContext::Create(const MoeConfig& config
   JF_RETURN_IF_ERROR(FromCuda(kernels::cuda::LoadKernels(), "loading kernels"));
   const int64_t slots_bytes = options.force_staged ? context->SlotsBytes() : 0;
   // Unless staged, nothing is written there through the engine; it still has to be something.
-  JF_RETURN_IF_ERROR(context->connector_.Prepare({.memory_bytes = std::max<int64_t>(slots_bytes, 8),
-                                                  .staging_bytes = slots_bytes,
-                                                  .map_peers = false,
-                                                  .memory_options = options.force_staged ? 2u : 1u}));
+  JF_RETURN_IF_ERROR(context->connector_->Prepare({.memory_bytes = std::max<int64_t>(slots_bytes, 8),
+                                                   .staging_bytes = slots_bytes,
+                                                   .map_peers = false,
+                                                   .memory_options = options.force_staged ? 2u : 1u}));
   JF_RETURN_IF_ERROR(context->AllocateDeviceMemory());
   JF_RETURN_IF_ERROR(context->AllocateMappedMemory());
   return context;
 }
 
-CudaContext::~CudaContext() {
+CudaContext::~CudaContext() { StopPolling(); }
+
+void CudaContext::StopPolling() {
   for (const auto& channel : proxied_) proxy_->Remove(channel.get());
+  proxied_.clear();
+}
+
+// XLA replays or updates a program that it has recorded without asking whether it still can. Its kernels find that
+// their channel has failed, and do not look at slots then.
+bool CudaContext::Retire() {
+  if (channels_.empty()) return false;
+  StopPolling();
+  peers_.clear();
+  shared_ = {};
+  host_slots_ = {};
+  staging_slots_ = {};
+  connector_.reset();
+  return true;
 }
 
 int64_t CudaContext::FlagOffset(int32_t channel, int32_t source) const {
@@ -74,22 +90,22 @@ Status CudaContext::AllocateMappedMemory() {
   JF_ASSIGN_OR_RETURN(words_,
                       MappedMemory::Allocate(options_.device, BytesOfAll<HostWords>(config_.channels, config_.layout)));
   if (!options_.force_staged) return {};
-  JF_ASSIGN_OR_RETURN(host_slots_, MappedMemory::Register(options_.device, connector_.memory()));
+  JF_ASSIGN_OR_RETURN(host_slots_, MappedMemory::Register(options_.device, connector_->memory()));
   return {};
 }
 
 Result<Bytes> CudaContext::Introduction() const {
-  if (options_.force_staged) return connector_.Introduction({});
+  if (options_.force_staged) return connector_->Introduction({});
   JF_ASSIGN_OR_RETURN(const Bytes exported, shared_.Export());
-  return connector_.Introduction(exported);
+  return connector_->Introduction(exported);
 }
 
 Status CudaContext::Connect(std::span<const Bytes> introductions, Deadline deadline) {
-  JF_RETURN_IF_ERROR(connector_.Connect(introductions, deadline));
+  JF_RETURN_IF_ERROR(connector_->Connect(introductions, deadline));
   const DeviceGuard guard(options_.device);
   if (options_.force_staged) {
-    if (!connector_.staging().empty()) {
-      JF_ASSIGN_OR_RETURN(staging_slots_, MappedMemory::Register(options_.device, connector_.staging()));
+    if (!connector_->staging().empty()) {
+      JF_ASSIGN_OR_RETURN(staging_slots_, MappedMemory::Register(options_.device, connector_->staging()));
     }
   } else {
     JF_RETURN_IF_ERROR(OpenPeers());
@@ -104,7 +120,7 @@ Status CudaContext::OpenPeers() {
   peers_.resize(ranks);
   for (int32_t rank = 0; rank < ranks; ++rank) {
     if (rank == config_.layout.shape.rank) continue;
-    const PeerConnector::Acquaintance& peer = connector_.acquaintances()[rank];
+    const PeerConnector::Acquaintance& peer = connector_->acquaintances()[rank];
     auto opened = PeerDeviceMemory::Open(options_.device, peer.device_memory, peer.same_process);
     if (!opened) {
       return MakeError(opened.error().code, "rank {} cannot reach rank {}: {}", config_.layout.shape.rank, rank,
@@ -144,7 +160,7 @@ Status CudaContext::MakeChannel(int32_t index) {
   const auto on_device = PartOf<PrivateMemory>(private_.data(), index, layout);
   const auto words = PartOf<HostWords>(words_.host(), index, layout);
   const auto mapped_words = PartOf<HostWords>(words_.device(), index, layout);
-  const PeerTable& table = connector_.table();
+  const PeerTable& table = connector_->table();
   std::vector<kernels::cuda::ExchangePeer> peers(ranks);
   std::vector<void*> send_slots(2 * ranks), receive_slots(2 * ranks);
   std::vector<uint8_t> through_host(ranks);
@@ -200,10 +216,23 @@ const Error* CudaContext::error() const {
   return nullptr;
 }
 
+// Kernels that wait leave when the host says so (ProxiedChannel::Stop); those that come later do nothing.
+void CudaContext::FailOnDevice() {
+  const DeviceGuard guard(options_.device);
+  for (int32_t index = 0; index < static_cast<int32_t>(channels_.size()); ++index) {
+    kernels::ChannelState* state = PartOf<PrivateMemory>(private_.data(), index, config_.layout).state;
+    constexpr auto kStopped = kernels::SignalError::kStopped;
+    (void)cudaMemcpy(&state->error, &kStopped, sizeof(kStopped), cudaMemcpyHostToDevice);
+  }
+}
+
 bool CudaContext::Close(Deadline deadline) {
   bool quiet = true;
   for (const auto& channel : proxied_) {
     channel->Stop(Error{ErrorCode::kCancelled, "the expert-parallel context was closed"});
+  }
+  FailOnDevice();
+  for (const auto& channel : proxied_) {
     while (!channel->Quiet() && !deadline.Passed(group_->clock())) {
       std::this_thread::sleep_for(std::chrono::microseconds(100));
     }

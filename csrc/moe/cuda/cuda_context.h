@@ -35,9 +35,11 @@ class CudaContext final : public RankContext {
   Result<Bytes> Introduction() const override;
   Status Connect(std::span<const Bytes> introductions, Deadline deadline) override;
   int32_t mapped_peers() const override;
-  std::vector<int32_t> LostRanks() const override { return connector_.LostRanks(); }
+  std::vector<int32_t> LostRanks() const override { return connector_->LostRanks(); }
   const Error* error() const override;
   bool Close(Deadline deadline) override;
+  // Channels can be launched on for ever; all that their kernels do then is to say that there are no results.
+  bool Retire() override;
 
   const MoeConfig& config() const { return config_; }
   // Null before Connect, or when there is no such channel.
@@ -45,12 +47,18 @@ class CudaContext final : public RankContext {
 
  private:
   CudaContext(const MoeConfig& config, DomainGroup* group, HostProxy* proxy, const Options& options)
-      : config_(config), group_(group), proxy_(proxy), options_(options), connector_(config_, group) {}
+      : config_(config),
+        group_(group),
+        proxy_(proxy),
+        options_(options),
+        connector_(std::make_unique<PeerConnector>(config_, group)) {}
 
   Status AllocateDeviceMemory();
   Status AllocateMappedMemory();
   Status OpenPeers();
   Status MakeChannel(int32_t index);
+  void FailOnDevice();
+  void StopPolling();
   // Where rank's message of that parity goes, and where one from it comes from, as the device sees it.
   std::byte* SendSlot(int32_t channel, int32_t rank, int parity) const;
   std::byte* ReceiveSlot(int32_t channel, int32_t rank, int parity) const;
@@ -63,12 +71,12 @@ class CudaContext final : public RankContext {
   DomainGroup* const group_;
   HostProxy* const proxy_;
   const Options options_;
-  PeerConnector connector_;
+  std::unique_ptr<PeerConnector> connector_;
   // On the device: what peers write (slots, unless staged, and flags), and what nobody else sees.
   DeviceMemory shared_;
   DeviceMemory private_;
   std::vector<PeerDeviceMemory> peers_;  // of each rank but this one; empty if staged
-  // In host memory: words that tell things, and with staging, the slots and the staging slots of `connector_`.
+  // In host memory: words that tell things, and with staging, the slots and the staging slots of the connector.
   MappedMemory words_;
   MappedMemory host_slots_;
   MappedMemory staging_slots_;

@@ -66,9 +66,10 @@ class Rank {
     std::vector<uint8_t> through_host(config_.layout.shape.ranks, 1);
     through_host[me()] = 0;
     for (int32_t index = 0; index < config_.channels; ++index) {
-      channels_.push_back(ProxiedChannel::Create(index, config_, connector_->table(), through_host, group_,
-                                                 {&signals_[index], message_bytes_.data(), missing_.data()})
-                              .value());
+      channels_.push_back(
+          ProxiedChannel::Create(index, config_, connector_->table(), through_host, group_,
+                                 {&signals_[index], &message_bytes(index, 0), &missing_[index * ranks()]})
+              .value());
     }
     proxy_ = HostProxy::Start("proxy", {.mode = IdleMode::kAdaptive, .spin_us = 5, .yield_us = 50}).value();
     for (const auto& channel : channels_) proxy_->Add(channel.get());
@@ -87,8 +88,8 @@ class Rank {
     for (int32_t target = 0; target < ranks(); ++target) {
       if (target == me()) continue;
       std::byte* slot = connector_->staging().data() + Offset(channel, target, sequence);
-      message_bytes_[target] = LengthOf(me(), target, sequence, config_.layout.SlotBytes());
-      for (int64_t i = 0; i < message_bytes_[target]; ++i) slot[i] = ByteOf(me(), target, sequence, i);
+      message_bytes(channel, target) = LengthOf(me(), target, sequence, config_.layout.SlotBytes());
+      for (int64_t i = 0; i < message_bytes(channel, target); ++i) slot[i] = ByteOf(me(), target, sequence, i);
     }
   }
   void Post(int32_t channel, int64_t sequence) {
@@ -129,7 +130,7 @@ class Rank {
   }
 
   ChannelSignals& signals(int32_t channel) { return signals_[channel]; }
-  int64_t& message_bytes(int32_t rank) { return message_bytes_[rank]; }
+  int64_t& message_bytes(int32_t channel, int32_t rank) { return message_bytes_[channel * ranks() + rank]; }
   const MoeConfig& config() const { return config_; }
 
  private:
@@ -139,8 +140,8 @@ class Rank {
         group_(group),
         connector_(std::make_unique<PeerConnector>(config_, group)),
         signals_(config.channels),
-        message_bytes_(config.layout.shape.ranks),
-        missing_(config.layout.shape.ranks) {
+        message_bytes_(config.channels * config.layout.shape.ranks),
+        missing_(config.channels * config.layout.shape.ranks) {
     const int64_t bytes = config.channels * config.layout.ChannelBytes();
     EXPECT_TRUE(connector_->Prepare({.memory_bytes = bytes, .staging_bytes = bytes, .map_peers = false}).has_value());
   }
@@ -155,8 +156,8 @@ class Rank {
   DomainGroup* group_;
   std::unique_ptr<PeerConnector> connector_;
   std::vector<ChannelSignals> signals_;
-  std::vector<int64_t> message_bytes_;
-  std::vector<uint8_t> missing_;
+  std::vector<int64_t> message_bytes_;  // [channels, ranks]
+  std::vector<uint8_t> missing_;        // [channels, ranks]
   std::vector<std::unique_ptr<ProxiedChannel>> channels_;
   std::unique_ptr<HostProxy> proxy_;
 };
@@ -259,7 +260,7 @@ TEST_F(ProxiedChannelTest, RefusesLengthsThatNoSlotHas) {
   for (const int64_t bytes : {int64_t{-1}, testing::SmallConfig(2).layout.SlotBytes() + 1}) {
     Start(2);
     ranks_[0]->Pack(0, 1);
-    ranks_[0]->message_bytes(1) = bytes;
+    ranks_[0]->message_bytes(0, 1) = bytes;
     ranks_[0]->Post(0, 1);
     EXPECT_FALSE(ranks_[0]->Wait(0, 1));
     const std::string error = ranks_[0]->ErrorOf(0);

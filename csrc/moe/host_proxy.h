@@ -28,7 +28,7 @@ class HostProxy {
   HostProxy(const HostProxy&) = delete;
   HostProxy& operator=(const HostProxy&) = delete;
 
-  // Any thread. The channel is polled until Remove has returned.
+  // Any thread but the proxy's own. The channel is polled until Remove has returned.
   void Add(ProxiedChannel* channel);
   void Remove(ProxiedChannel* channel);
   WatcherSet& watchers() { return watchers_; }
@@ -39,16 +39,16 @@ class HostProxy {
   explicit HostProxy(IdlePolicy idle);
   void Run();
   void Change(const std::function<void(List&)>& change);
-  // Something to do within the last `idle_us`; `urgent`: kernels may wait for this thread.
+  // Nothing was to do for `idle_us`; `urgent`: kernels may wait for this thread.
   void Idle(bool urgent, int64_t idle_us);
 
   const IdlePolicy idle_;
   WatcherSet watchers_;
   std::mutex mutex_;  // of changes
-  // The list that is polled; release by whoever changes it, acquire in Run.
+  // The list that is polled; seq_cst in Change and in Run, as sweeps_: their order between the two matters.
   std::atomic<const List*> channels_;
   std::unique_ptr<const List> owned_;
-  // Sweeps begun; release in Run, acquire in Change: who sees two more knows that none uses an older list.
+  // Sweeps begun: who sees two more, after a change, knows that none uses an older list. A sweep waits for nothing.
   std::atomic<uint64_t> sweeps_{0};
   std::atomic<bool> stop_{false};
   std::thread thread_;

@@ -28,7 +28,8 @@ __device__ __forceinline__ SignalError ErrorOf(const ExchangeChannel& channel) {
   return DeviceWord<SignalError>(channel.state->error).load(::cuda::memory_order_relaxed);
 }
 
-// Keeps the first error of the channel.
+// Keeps the first error of the channel. Who tells the host of it reads `source` and `detail` behind a barrier of the
+// block or, in another block, behind IsLastBlock.
 __device__ void Fail(const ExchangeChannel& channel, SignalError error, uint32_t source, int64_t detail) {
   auto expected = SignalError::kNone;
   if (!DeviceWord<SignalError>(channel.state->error)
@@ -166,10 +167,13 @@ __device__ void CheckCapacity(const ExchangeArgs& args) {
 __device__ void FillOutputs(const ExchangeArgs& args) {
 #pragma unroll 1
   for (int32_t i = 0; i < args.output_count; ++i) {
-    auto* words = static_cast<uint32_t*>(args.outputs[i].begin);
-    const int64_t count = args.outputs[i].bytes / static_cast<int64_t>(sizeof(uint32_t));
+    const FillRange& output = args.outputs[i];
+    const int64_t words = output.bytes / static_cast<int64_t>(sizeof(uint32_t));
 #pragma unroll 1
-    for (int64_t j = threadIdx.x; j < count; j += kThreads) words[j] = args.outputs[i].pattern;
+    for (int64_t j = threadIdx.x; j < words; j += kThreads) static_cast<uint32_t*>(output.begin)[j] = output.pattern;
+    // Rows of 1 or 2 bytes an element need not end with a word.
+    const int64_t rest = words * static_cast<int64_t>(sizeof(uint32_t)) + threadIdx.x;
+    if (rest < output.bytes) static_cast<uint8_t*>(output.begin)[rest] = output.pattern >> 8 * (threadIdx.x % 4);
   }
 }
 

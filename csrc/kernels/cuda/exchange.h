@@ -24,7 +24,7 @@ struct ExchangePeer {
   uint64_t incarnation = 0;
 };
 
-// What results are set to when there are none: `pattern` again and again. Aligned to 4, and so is `bytes`.
+// What results are set to when there are none: `pattern` again and again. Aligned to 4.
 struct FillRange {
   void* begin = nullptr;
   int64_t bytes = 0;

@@ -64,7 +64,6 @@ void CudaContext::StopPolling() {
 // XLA replays or updates a program that it has recorded without asking whether it still can. Its kernels find that
 // their channel has failed, and do not look at slots then.
 bool CudaContext::Retire() {
-  if (channels_.empty()) return false;
   StopPolling();
   peers_.clear();
   shared_ = {};
@@ -217,21 +216,24 @@ const Error* CudaContext::error() const {
 }
 
 // Kernels that wait leave when the host says so (ProxiedChannel::Stop); those that come later do nothing.
-void CudaContext::FailOnDevice() {
+bool CudaContext::FailOnDevice() {
   const DeviceGuard guard(options_.device);
+  bool failed = true;
   for (int32_t index = 0; index < static_cast<int32_t>(channels_.size()); ++index) {
     kernels::ChannelState* state = PartOf<PrivateMemory>(private_.data(), index, config_.layout).state;
     constexpr auto kStopped = kernels::SignalError::kStopped;
-    (void)cudaMemcpy(&state->error, &kStopped, sizeof(kStopped), cudaMemcpyHostToDevice);
+    failed = cudaMemcpy(&state->error, &kStopped, sizeof(kStopped), cudaMemcpyHostToDevice) == cudaSuccess && failed;
   }
+  return failed;
 }
 
 bool CudaContext::Close(Deadline deadline) {
-  bool quiet = true;
   for (const auto& channel : proxied_) {
+    // First: what it posted after Stop nobody would cancel.
+    proxy_->Remove(channel.get());
     channel->Stop(Error{ErrorCode::kCancelled, "the expert-parallel context was closed"});
   }
-  FailOnDevice();
+  bool quiet = FailOnDevice();
   for (const auto& channel : proxied_) {
     while (!channel->Quiet() && !deadline.Passed(group_->clock())) {
       std::this_thread::sleep_for(std::chrono::microseconds(100));

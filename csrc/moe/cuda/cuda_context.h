@@ -57,7 +57,8 @@ class CudaContext final : public RankContext {
   Status AllocateMappedMemory();
   Status OpenPeers();
   Status MakeChannel(int32_t index);
-  void FailOnDevice();
+  // False: some channel may still be launched on as if nothing had happened.
+  bool FailOnDevice();
   void StopPolling();
   // Where rank's message of that parity goes, and where one from it comes from, as the device sees it.
   std::byte* SendSlot(int32_t channel, int32_t rank, int parity) const;

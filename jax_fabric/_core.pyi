@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from jax_fabric.errors import FabricError
 
 def ffi_api_version() -> tuple[int, int]: ...
@@ -69,7 +71,7 @@ class Engine:
 
 # The host API: see csrc/ffi/host. jax_fabric.engine and jax_fabric.memory wrap it.
 
-_Pages = tuple[int, int, int, int]  # address of the first index, count, stride, offset
+_Pages = tuple[np.ndarray, int, int]  # indices (int64 or uint64), stride, offset
 _Entry = tuple[int, Region | None, int, RemoteMemory, int, int, int, int]
 
 def close_engines(timeout_us: int) -> None: ...

@@ -71,6 +71,7 @@ struct WriteRequest {
   uint64_t length = 0;           // bytes
   uint64_t remote_address = 0;
   uint64_t remote_key = 0;
+  uint64_t transfer_bytes = 0;  // of the paged transfer that it is a part of, or 0: a hint how to copy
   std::optional<uint32_t> immediate;
 };
 
@@ -191,6 +192,7 @@ inline PostResult Domain::PostPages(const PagesRequest& request, uint32_t& poste
   write.length = request.length;
   write.remote_address = request.remote_address + request.target_offsets[0];
   write.remote_key = request.remote_key;
+  write.transfer_bytes = request.transfer_bytes;
   write.immediate = request.immediate;
   posted = 1;
   return PostWrite(write);

@@ -8,6 +8,8 @@ from jax_fabric.arguments import check_whole_numbers
 
 #: What transfers are measured beside, besides memcpy.
 TRANSFER_PEERS = ("nixl",)
+#: Single writes that are under way at a time.
+WINDOW = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,5 +59,6 @@ class TransferBenchConfig:
 
     @property
     def memory_bytes(self) -> int:
-        """Of each of the two sides."""
-        return max(*self.write_mib, self.small_batch_mib, self.large_batch_mib) << 20
+        """Of each of the two sides: writes that are under way together do not share bytes."""
+        writes_mib = WINDOW * max(self.write_mib)
+        return max(writes_mib, self.small_batch_mib, self.large_batch_mib) << 20

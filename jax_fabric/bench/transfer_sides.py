@@ -14,9 +14,8 @@ import numpy as np
 
 from jax_fabric import _core, engine, memory
 from jax_fabric.arguments import microseconds
-from jax_fabric.bench.transfer_config import TransferBenchConfig
+from jax_fabric.bench.transfer_config import WINDOW, TransferBenchConfig
 
-_WINDOW = 4
 _START_S = 120.0
 _WORD_NBYTES = 64
 
@@ -200,7 +199,7 @@ class Measured:
         under_way: list[engine.Transfer] = []
         begin = time.perf_counter()
         for i in range(count):
-            if len(under_way) == _WINDOW:
+            if len(under_way) == WINDOW:
                 under_way.pop(0).wait()
             offset = i % places * nbytes
             under_way.append(

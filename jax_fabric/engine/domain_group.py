@@ -262,17 +262,13 @@ class DomainGroup:
         instance("source", source, MemoryRegion)
         instance("target", target, RemoteMemory)
         page_nbytes = integer("page_nbytes", page_nbytes)
-        from_indices, from_stride, from_offset = page_arguments(
-            "source_pages", source_pages, page_nbytes
-        )
-        to_indices, to_stride, to_offset = page_arguments("target_pages", target_pages, page_nbytes)
         native = self._native.write_pages(
             handle,
             page_nbytes,
             source._native,
-            (address_of(from_indices)[0], from_indices.size, from_stride, from_offset),
+            page_arguments("source_pages", source_pages, page_nbytes),
             target._native,
-            (address_of(to_indices)[0], to_indices.size, to_stride, to_offset),
+            page_arguments("target_pages", target_pages, page_nbytes),
             None if immediate is None else integer("immediate", immediate, most=MAX_U32),
             self._microseconds(timeout_s),
         )

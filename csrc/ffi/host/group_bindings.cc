@@ -1,5 +1,6 @@
 // DomainGroup and PreparedScatter.
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -8,6 +9,7 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <optional>
 #include <span>
 #include <utility>
@@ -26,8 +28,9 @@ namespace jax_fabric::ffi_layer {
 namespace {
 
 using PendingPointer = std::shared_ptr<Pending>;
-// Address of the first index, how many, stride, offset.
-using PageArguments = std::tuple<uint64_t, uint64_t, uint64_t, uint64_t>;
+using PageIndices = nb::ndarray<nb::ro, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+// Indices (int64 or uint64), stride, offset.
+using PageArguments = std::tuple<PageIndices, uint64_t, uint64_t>;
 // Peer, source or None, source offset, target, target offset, length, immediate, max length.
 using EntryArguments = std::tuple<PeerHandle, HostRegionHandle*, uint64_t, std::shared_ptr<RemoteMemory>, uint64_t,
                                   uint64_t, uint32_t, uint64_t>;
@@ -132,9 +135,17 @@ PendingPointer Write(const HostGroup& self, PeerHandle peer, const HostRegionHan
              [&](RequestOptions options) { return self.group->Write(write, std::move(options)); });
 }
 
-PageSet ToPageSet(const PageArguments& arguments) {
-  const auto& [address, count, stride, offset] = arguments;
-  return {std::span<const uint64_t>(reinterpret_cast<const uint64_t*>(address), count), stride, offset};
+PageSet ToPageSet(const char* name, const PageArguments& arguments) {
+  const auto& [indices, stride, offset] = arguments;
+  const std::span pages(static_cast<const uint64_t*>(indices.data()), indices.size());
+  if (indices.dtype() == nb::dtype<int64_t>()) {
+    const auto below_zero = std::ranges::find_if(pages, [](uint64_t page) { return static_cast<int64_t>(page) < 0; });
+    if (below_zero != pages.end()) {
+      Raise(Error{ErrorCode::kInvalidArgument,
+                  fmt::format("{}: index {} is below 0", name, static_cast<int64_t>(*below_zero))});
+    }
+  }
+  return {pages, stride, offset};
 }
 
 PendingPointer WritePages(const HostGroup& self, PeerHandle peer, uint64_t page_nbytes, const HostRegionHandle& source,
@@ -144,9 +155,9 @@ PendingPointer WritePages(const HostGroup& self, PeerHandle peer, uint64_t page_
   write.peer = peer;
   write.page_length = page_nbytes;
   write.source = source.region()->memory();
-  write.source_pages = ToPageSet(source_pages);
+  write.source_pages = ToPageSet("source_pages", source_pages);
   write.target = &target;
-  write.target_pages = ToPageSet(target_pages);
+  write.target_pages = ToPageSet("target_pages", target_pages);
   write.immediate = immediate;
   return Run(
       self, Sources(self, &source), timeout_us,

@@ -70,7 +70,8 @@ PostResult LocalDomain::PostWrite(const WriteRequest& request) {
     peer.Leave();
     return Defer(request);
   }
-  const Status copied = peer.Copy(request.remote_address, request.source, request.length, false);
+  const bool streaming = request.transfer_bytes >= options_.streaming_pages_bytes;
+  const Status copied = peer.Copy(request.remote_address, request.source, request.length, streaming);
   peer.Leave();
   ++outstanding_;
   if (copied.has_value()) {
@@ -180,8 +181,9 @@ PostResult LocalDomain::Defer(const WriteRequest& request) {
     return Reject({ErrorCode::kInvalidArgument, "write: the source was deregistered while the write was posted"});
   }
   ++outstanding_;
+  const uint64_t run_bytes = peers_[request.peer]->run.Extend(request.remote_address, request.length);
   const bool streaming =
-      peers_[request.peer]->run.Extend(request.remote_address, request.length) >= options_.streaming_bytes;
+      run_bytes >= options_.streaming_bytes || request.transfer_bytes >= options_.streaming_pages_bytes;
   deferred_.Push(DeferredWrite{request, streaming});
   return PostResult::kPosted;
 }

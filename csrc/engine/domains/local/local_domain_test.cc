@@ -311,11 +311,12 @@ TEST(LocalDomain, RunsOfWritesArriveWhole) {
 }
 
 TEST(CopyBytes, EveryAlignmentAndLength) {
-  std::vector<std::byte> source(5000), target(5000);
+  std::vector<std::byte> source(40'000), target(40'000);
   for (size_t i = 0; i < source.size(); ++i) source[i] = static_cast<std::byte>(i % 251);
   for (const bool streaming : {false, true}) {
     for (size_t offset = 0; offset < 70; offset += 3) {
-      for (const size_t length : {0u, 1u, 63u, 64u, 255u, 256u, 257u, 400u, 4096u, 4100u}) {
+      for (const size_t length :
+           {0u, 1u, 63u, 64u, 255u, 256u, 257u, 400u, 4096u, 4100u, 16'383u, 16'384u, 16'500u, 32'767u, 33'000u}) {
         std::fill(target.begin(), target.end(), std::byte{0xff});
         CopyBytes(target.data() + offset, source.data() + 1, length, streaming);
         ASSERT_EQ(std::memcmp(target.data() + offset, source.data() + 1, length), 0) << offset << " " << length;

@@ -16,24 +16,24 @@
 namespace jax_fabric {
 namespace {
 
-constexpr uint64_t kPage = 64;
-constexpr uint64_t kPages = 1000;
 constexpr uint32_t kImmediate = 77;
 
 class LocalPages : public ::testing::Test {
  protected:
   LocalPages() { Open({}); }
 
-  void Open(const LocalDomainOptions& options) {
+  void Open(const LocalDomainOptions& options, uint64_t page_bytes = 64, uint64_t pages = 1000) {
+    page_bytes_ = page_bytes;
+    pages_ = pages;
     sender_ = Make(options);
     receiver_ = Make(options);
     peer_ = sender_->AddPeer(receiver_->address()).value();
-    source_.resize(kPages * kPage);
-    target_.assign(kPages * kPage, std::byte{0});
-    for (size_t i = 0; i < source_.size(); ++i) source_[i] = static_cast<std::byte>(i * 7 + i / kPage);
-    from_.resize(kPages);
+    source_.resize(pages_ * page_bytes_);
+    target_.assign(pages_ * page_bytes_, std::byte{0});
+    for (size_t i = 0; i < source_.size(); ++i) source_[i] = static_cast<std::byte>(i * 7 + i / page_bytes_);
+    from_.resize(pages_);
     std::iota(from_.begin(), from_.end(), uint64_t{0});
-    for (uint64_t& offset : from_) offset *= kPage;
+    for (uint64_t& offset : from_) offset *= page_bytes_;
     to_ = from_;
     std::shuffle(to_.begin(), to_.end(), std::mt19937(1));
     source_region_ = Register(*sender_, source_.data(), source_.size(), Access::kLocalOnly);
@@ -46,13 +46,13 @@ class LocalPages : public ::testing::Test {
     request.context = 5;
     request.source = source_.data();
     request.local_key = source_region_.local_key;
-    request.length = kPage;
+    request.length = page_bytes_;
     request.remote_address = target_region_.remote_address;
     request.remote_key = target_region_.remote_key;
     request.source_offsets = from_.data() + first;
     request.target_offsets = to_.data() + first;
     request.count = count;
-    request.transfer_bytes = kPages * kPage;
+    request.transfer_bytes = pages_ * page_bytes_;
     request.immediate = kImmediate;
     return request;
   }
@@ -65,9 +65,11 @@ class LocalPages : public ::testing::Test {
   }
 
   bool Arrived(uint64_t page) const {
-    return std::memcmp(target_.data() + to_[page], source_.data() + from_[page], kPage) == 0;
+    return std::memcmp(target_.data() + to_[page], source_.data() + from_[page], page_bytes_) == 0;
   }
 
+  uint64_t page_bytes_ = 0;
+  uint64_t pages_ = 0;
   std::unique_ptr<Domain> sender_;
   std::unique_ptr<Domain> receiver_;
   PeerId peer_ = 0;
@@ -84,20 +86,20 @@ class LocalPages : public ::testing::Test {
 TEST_F(LocalPages, ManyAtOnceEachWithItsCompletionAndImmediate) {
   uint64_t done = 0;
   int posts = 0;
-  while (done < kPages) {
+  while (done < pages_) {
     uint32_t posted = 0;
-    ASSERT_EQ(sender_->PostPages(Request(done, static_cast<uint32_t>(kPages - done)), posted), PostResult::kPosted);
+    ASSERT_EQ(sender_->PostPages(Request(done, static_cast<uint32_t>(pages_ - done)), posted), PostResult::kPosted);
     ASSERT_GT(posted, 0u);
     done += posted;
     ++posts;
   }
-  EXPECT_EQ(done, kPages);
+  EXPECT_EQ(done, pages_);
   EXPECT_LT(posts, 20);
-  ASSERT_TRUE(Until(*sender_, sent_, [&] { return Count(sent_, CompletionKind::kWrite) == kPages; }));
-  ASSERT_TRUE(Until(*receiver_, received_, [&] { return Count(received_, CompletionKind::kImmediate) == kPages; }));
+  ASSERT_TRUE(Until(*sender_, sent_, [&] { return Count(sent_, CompletionKind::kWrite) == pages_; }));
+  ASSERT_TRUE(Until(*receiver_, received_, [&] { return Count(received_, CompletionKind::kImmediate) == pages_; }));
   for (const Completion& each : sent_) EXPECT_EQ(each.context, 5u);
   for (const Completion& each : received_) EXPECT_EQ(each.immediate, kImmediate);
-  for (uint64_t page = 0; page < kPages; ++page) EXPECT_TRUE(Arrived(page)) << page;
+  for (uint64_t page = 0; page < pages_; ++page) EXPECT_TRUE(Arrived(page)) << page;
 }
 
 TEST_F(LocalPages, OnlyEverySecondPage) {
@@ -111,7 +113,8 @@ TEST_F(LocalPages, OnlyEverySecondPage) {
 
 TEST_F(LocalPages, StopsBeforeAPageThatIsOutside) {
   for (std::vector<uint64_t>* offsets : {&from_, &to_}) {
-    for (const uint64_t bad : {kPages * kPage, kPages * kPage - kPage + 1, ~uint64_t{0}, ~uint64_t{0} - kPage}) {
+    for (const uint64_t bad :
+         {pages_ * page_bytes_, pages_ * page_bytes_ - page_bytes_ + 1, ~uint64_t{0}, ~uint64_t{0} - page_bytes_}) {
       const uint64_t good = std::exchange((*offsets)[3], bad);
       uint32_t posted = 0;
       ASSERT_EQ(sender_->PostPages(Request(0, 10), posted), PostResult::kPosted);
@@ -149,15 +152,20 @@ TEST_F(LocalPages, NoMoreThanMayBeOutstanding) {
   EXPECT_EQ(sender_->PostPages(Request(16, 84), posted), PostResult::kPosted);
 }
 
+// Short ones, those that are copied in two halves, and those that are too long for one post or for one slice.
 TEST_F(LocalPages, StreamedPagesArriveWhole) {
   LocalDomainOptions options;
   options.streaming_pages_bytes = 1;
-  Open(options);
-  uint32_t posted = 0;
-  for (uint64_t done = 0; done < kPages; done += posted) {
-    ASSERT_EQ(sender_->PostPages(Request(done, static_cast<uint32_t>(kPages - done)), posted), PostResult::kPosted);
+  for (const uint64_t page_bytes : {64u, 20'000u, 80'000u, 300'000u}) {
+    Open(options, page_bytes, 40);
+    uint32_t posted = 0;
+    for (uint64_t done = 0; done < pages_; done += posted) {
+      ASSERT_EQ(sender_->PostPages(Request(done, static_cast<uint32_t>(pages_ - done)), posted), PostResult::kPosted);
+    }
+    sent_.clear();
+    ASSERT_TRUE(Until(*sender_, sent_, [&] { return Count(sent_, CompletionKind::kWrite) == pages_; }));
+    for (uint64_t page = 0; page < pages_; ++page) EXPECT_TRUE(Arrived(page)) << page << " of " << page_bytes;
   }
-  for (uint64_t page = 0; page < kPages; ++page) EXPECT_TRUE(Arrived(page)) << page;
 }
 
 TEST(MailboxSlot, IsFullInItsOwnLapOnly) {

@@ -9,6 +9,9 @@ from typing import Any
 from jax_fabric.errors import InvalidArgument
 
 LONGEST_TIMEOUT_S = 1e9
+MAX_I32 = 2**31 - 1
+#: Threads of one engine.
+MOST_WORKERS = 1024
 MAX_U32 = 2**32 - 1
 MAX_U64 = 2**64 - 1
 
@@ -20,7 +23,7 @@ def integer(name: str, value: Any, least: int = 0, most: int = MAX_U64) -> int:
       InvalidArgument: it is not.
     """
     try:
-        number = operator.index(value)
+        number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
         number = None
     if number is None or not least <= number <= most:

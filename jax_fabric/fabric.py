@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from jax_fabric import _core, compat, primitives
+from jax_fabric.arguments import MOST_WORKERS, instance, integer, seconds
 from jax_fabric.bootstrap import (
     Bootstrap,
     JaxDistributedBootstrap,
@@ -31,7 +32,6 @@ from jax_fabric.secret import Secret, native_secret
 if TYPE_CHECKING:
     from jax_fabric.moe.config import ExpertParallelConfig
 
-_LONGEST_TIMEOUT_S = 1e9
 
 # How many fabrics this process has made over each set of devices. Processes that share the set made
 # as many; processes that do not share it are not concerned.
@@ -116,13 +116,11 @@ class Fabric:
         if force_staged and self._platform != "gpu":
             raise ValueError("force_staged=True: only meshes of GPUs have a choice")
         self._force_staged = force_staged
-        if not 0 < timeout_s <= _LONGEST_TIMEOUT_S:
-            raise ValueError(
-                f"timeout_s={timeout_s!r}: must be above 0 and at most "
-                f"{_LONGEST_TIMEOUT_S:g} seconds"
-            )
-        if worker_threads is not None and worker_threads < 1:
-            raise ValueError(f"worker_threads={worker_threads!r}: must be at least 1, or None")
+        timeout_s = seconds("timeout_s", timeout_s, above_zero=True)
+        if worker_threads is not None:
+            worker_threads = integer("worker_threads", worker_threads, least=1, most=MOST_WORKERS)
+        if bootstrap is not None:
+            instance("bootstrap", bootstrap, Bootstrap)
         self._local_devices = [
             device for device in mesh.devices.flat if device.process_index == jax.process_index()
         ]

@@ -79,4 +79,4 @@ def native_secret(secret: Secret | bytes | None) -> _core.Secret | None:
     """A ``secret=`` argument for the extension module."""
     if secret is None:
         return None
-    return (secret if isinstance(secret, Secret) else Secret(secret))._native
+    return (secret if isinstance(secret, Secret) else Secret(byte_string("secret", secret)))._native

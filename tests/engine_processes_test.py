@@ -71,7 +71,7 @@ class TwoProcessesTest(absltest.TestCase):
             self.group.write(self.peer, source, self.plain).wait()
         except errors.FabricError as error:
             # The kernel may forbid it; then the error says what to do.
-            self.assertIn("AllocateShared", str(error))
+            self.assertIn("jax_fabric.memory.allocate", str(error))
             return
         self.assertEqual(self.ask("plain"), bytes([5]) * 4096)
 

@@ -5,8 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from absl.testing import absltest, parameterized
-from moe_testing import Case, by_rank, context, run
+from jax.experimental import checkify
+from jax.sharding import PartitionSpec as P
+from moe_testing import Case, by_rank, context, flat, run
 
+import jax_fabric as jf
 from jax_fabric.testing import oracle, routing
 
 KINDS = tuple(routing.GENERATORS)
@@ -107,6 +110,44 @@ class IdsTest(parameterized.TestCase):
         np.testing.assert_array_equal(by_rank(out[0], 2), expected.tokens)
         self.assertTrue(np.isfinite(np.asarray(out[1])).all())
         np.testing.assert_array_equal(by_rank(out[1], 2)[0, 0], 0)
+
+    @parameterized.parameters("int8", "uint8", "int16", "uint32", "int64", "uint64")
+    def test_ids_of_any_integer_type(self, dtype):
+        case = Case(ranks=2, tokens=6, experts=256, top_k=2)
+        x, experts, weights = case.inputs()
+        experts = (experts % 128).at[0, 0].set(-1 if dtype.startswith("int") else 127)
+        expected = oracle.dispatch(x, experts, weights, num_experts=256)
+        with jax.enable_x64(dtype.endswith("64")), context(case) as (mesh, moe):
+
+            def layer(x, experts, weights):
+                return moe.dispatch(x, experts, weights, zero_padding=True).tokens
+
+            out = run(layer, mesh, x, experts.astype(dtype), weights)
+        np.testing.assert_array_equal(by_rank(out, 2), expected.tokens)
+
+    @parameterized.parameters((7, None), (-1, None), (8, "dispatch: experts has ids"), (-2, "ids"))
+    def test_checkify_raises(self, value, message):
+        case = Case(ranks=2, tokens=6, experts=8, top_k=2)
+        x, experts, weights = case.inputs()
+        experts = experts.at[1, 3, 1].set(value)
+        # checkify does not know axes of type Explicit, as jax.make_mesh makes them.
+        mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("ep",))
+        sizes = dict(num_experts=8, top_k=2, max_tokens=6, hidden=case.hidden, dtype=case.dtype)
+        with jf.Fabric(mesh) as fabric:
+            moe = jf.moe.ExpertParallel(fabric, axis_name="ep", **sizes)
+
+            def layer(x, experts, weights):
+                r = moe.dispatch(x, experts, weights)
+                return moe.combine(r.tokens, r)
+
+            sharded = jax.shard_map(layer, mesh=mesh, in_specs=P("ep"), out_specs=P("ep"))
+            operands = [flat(each, mesh) for each in (x, experts, weights)]
+            error, _ = jax.jit(checkify.checkify(sharded))(*operands)
+        if message is None:
+            error.throw()
+        else:
+            with pytest.raises(checkify.JaxRuntimeError, match=message):
+                error.throw()
 
 
 class DropTest(absltest.TestCase):

@@ -219,9 +219,9 @@ class Measured:
         self._answer()
         return seconds
 
-    def copies_s(self, nbytes: int, count: int) -> float:
-        """Seconds for memcpy to do the same between two shared mappings."""
-        places = len(self._source) // nbytes
+    def copies_s(self, nbytes: int, count: int, *, in_place: bool = False) -> float:
+        """Seconds for memcpy between two shared mappings: of `count` ranges, or of one again."""
+        places = 1 if in_place else len(self._source) // nbytes
         begin = time.perf_counter()
         for i in range(count):
             at = i % places * nbytes
@@ -265,7 +265,7 @@ class Measured:
         return _seconds(self._side.bounce_from_python(nbytes, rounds, first=True))
 
     def submit_s(self, rounds: int) -> tuple[list[float], list[float]]:
-        """Of the call that submits a write, and until the worker has posted it."""
+        """Of the call that submits a write, and until the worker has posted it and it has ended."""
         call, posted = _core.measure_submit(
             self._side.group._native,
             self._side.peer.handle,

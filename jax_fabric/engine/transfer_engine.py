@@ -9,7 +9,7 @@ import types
 from collections.abc import Callable
 
 from jax_fabric import _core
-from jax_fabric.arguments import function, integer, microseconds, seconds, text
+from jax_fabric.arguments import MOST_WORKERS, function, integer, microseconds, seconds, text
 from jax_fabric.engine.domain_group import DomainGroup
 from jax_fabric.engine.watcher import Watcher
 from jax_fabric.secret import Secret, native_secret
@@ -53,7 +53,7 @@ class TransferEngine:
         self.timeout_s = seconds("timeout_s", timeout_s, above_zero=True)
         threads = 0
         if worker_threads is not None:
-            threads = integer("worker_threads", worker_threads, least=1, most=1024)
+            threads = integer("worker_threads", worker_threads, least=1, most=MOST_WORKERS)
         if secret is None:
             secret = Secret.from_environment()
         close_engines_at_exit()

@@ -10,12 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_fabric import _core
+from jax_fabric.arguments import MAX_I32, integer, seconds
 
 ROW_DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
 #: Rows of dispatch may be quantised to it, with a float32 scale for each block of SCALE_BLOCK
 #: elements.
 QUANTISED_DTYPE = jnp.float8_e4m3fn
 SCALE_BLOCK = 128
+_MOST_CHANNELS = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,8 +46,9 @@ class ExpertParallelConfig:
         receipt.
       capacity: rows that a rank's experts get at most, all together; default: what can never
         overflow, ``N * T * min(K, experts_per_rank)``.
-      on_overflow: "error" raises on all ranks; "drop" leaves rows out and counts them in
-        ``Dispatched.dropped``.
+      on_overflow: "error" raises on all ranks, but under vmap, where the counts of one element are
+        known to its rank only: that one raises, and the others when they next wait for it. "drop"
+        leaves rows out and counts them in ``Dispatched.dropped``.
       channels: exchanges that may be in flight at once.
       timeout_s: of every wait for another rank, seconds.
     """
@@ -72,25 +75,23 @@ class ExpertParallelConfig:
           ValueError: names the argument, its value and what is accepted.
         """
         for name in ("num_ranks", "num_experts", "top_k", "max_tokens", "hidden", "channels"):
-            value = getattr(self, name)
-            if not isinstance(value, (int, np.integer)) or value < 1:
-                raise ValueError(f"{name}={value!r}: must be a whole number of at least 1")
-            object.__setattr__(self, name, int(value))
+            most = _MOST_CHANNELS if name == "channels" else MAX_I32
+            value = integer(name, getattr(self, name), least=1, most=most)
+            object.__setattr__(self, name, value)
         if self.top_k > self.num_experts:
             raise ValueError(f"top_k={self.top_k}: must be at most num_experts={self.num_experts}")
-        private_tokens = self.max_tokens if self.private_tokens is None else self.private_tokens
-        if not isinstance(private_tokens, (int, np.integer)) or not (
-            1 <= private_tokens <= self.max_tokens
-        ):
+        if self.private_tokens is None:
+            object.__setattr__(self, "private_tokens", self.max_tokens)
+        try:
+            private_tokens = integer("private_tokens", self.private_tokens, 1, self.max_tokens)
+        except ValueError:
             raise ValueError(
-                f"private_tokens={private_tokens!r}: must be a whole number in [1, "
+                f"private_tokens={self.private_tokens!r}: must be a whole number in [1, "
                 f"max_tokens={self.max_tokens}]"
-            )
-        object.__setattr__(self, "private_tokens", int(private_tokens))
-        if self.channels > 64:
-            raise ValueError(f"channels={self.channels}: must be at most 64")
-        if not 0 < self.timeout_s < 1e9:
-            raise ValueError(f"timeout_s={self.timeout_s!r}: must be above 0 and below 1e9 seconds")
+            ) from None
+        object.__setattr__(self, "private_tokens", private_tokens)
+        timeout_s = seconds("timeout_s", self.timeout_s, above_zero=True)
+        object.__setattr__(self, "timeout_s", timeout_s)
         if self.on_overflow not in ("error", "drop"):
             raise ValueError(f'on_overflow={self.on_overflow!r}: must be "error" or "drop"')
         object.__setattr__(self, "dtype", self._row_dtype("dtype", self.dtype))
@@ -98,12 +99,13 @@ class ExpertParallelConfig:
         object.__setattr__(self, "combine_dtype", self._row_dtype("combine_dtype", combine_dtype))
         self._set_dispatch_dtypes()
         most = self.num_ranks * self.max_tokens * self.local_top_k
-        capacity = most if self.capacity is None else self.capacity
-        if not 1 <= capacity < 2**31:
+        if self.capacity is None and most > MAX_I32:
             raise ValueError(
-                f"capacity={capacity}: must be in [1, 2**31); at most {most} rows can come"
+                f"capacity=None: max_tokens={self.max_tokens} on {self.num_ranks} ranks can be "
+                f"{most} rows for one rank, and capacity is at most {MAX_I32}: pass capacity="
             )
-        object.__setattr__(self, "capacity", int(capacity))
+        capacity = most if self.capacity is None else self.capacity
+        object.__setattr__(self, "capacity", integer("capacity", capacity, 1, MAX_I32))
 
     def _set_dispatch_dtypes(self) -> None:
         quantised = np.dtype(QUANTISED_DTYPE)

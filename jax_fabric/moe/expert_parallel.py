@@ -7,6 +7,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental import checkify
 
 from jax_fabric import compat
 from jax_fabric.fabric import Fabric
@@ -151,8 +152,9 @@ class ExpertParallel:
         Args:
           x: [T, H] of the context's dtype, T at most ``max_tokens``; or, where ``dispatch_dtype``
             is float8_e4m3fn, rows that are quantised already, which have no gradient.
-          experts: integer[T, K]; ids outside [0, E) are not routed. An expert named twice by a
-            token gets one row with the summed weight.
+          experts: integer[T, K]; ids outside [0, E) are not routed, and under
+            ``jax.experimental.checkify`` those but -1 are errors. An expert named twice by a token
+            gets one row with the summed weight.
           weights: floating[T, K].
           scales: float32[T, ceil(H / 128)], of x that is quantised already.
           channel: calls in flight at once go faster over different channels.
@@ -351,12 +353,19 @@ class ExpertParallel:
                 f"{self.config.dtype}, to be quantised here, or lax.stop_gradient of x and scales"
             )
             x, scales = exchange.without_gradient(why, (x, scales))
-        ids = jnp.where((experts >= 0) & (experts < self.config.num_experts), experts, -1)
+        # Narrow ids cannot hold what they are compared with, nor unsigned ones -1.
+        wide = experts.astype(jnp.int32) if experts.dtype.itemsize < 4 else experts
+        is_expert = (wide >= 0) & (wide < self.config.num_experts)
+        checkify.debug_check(
+            jnp.all(is_expert | (wide == -1)),
+            f"{call}: experts has ids outside of [-1, num_experts={self.config.num_experts})",
+        )
+        ids = jnp.where(is_expert, wide.astype(jnp.int32), -1)
         if after is None:
             after = jnp.zeros((1,), jnp.int32)
         rank = lax.axis_index(self.axis_name)
         x, weights, ids, scales, after, _ = compat.make_varying(
-            x, weights.astype(jnp.float32), ids.astype(jnp.int32), scales, after, rank
+            x, weights.astype(jnp.float32), ids, scales, after, rank
         )
         return x, weights, ids, scales, after
 

@@ -122,7 +122,8 @@ LocalPeer::Entered LocalPeer::Enter(uint64_t key, uint64_t address, uint64_t len
     if (process_vm_) return Entered::kYes;
     error = {ErrorCode::kFailedPrecondition,
              fmt::format("the memory at {:#x} of {} cannot be reached from another process: it was not allocated by "
-                         "AllocateShared, and the kernel does not let us use process_vm_writev on that process",
+                         "jax_fabric.memory.allocate (AllocateShared in C++), and the kernel does not let this process "
+                         "use process_vm_writev on that one (kernel.yama.ptrace_scope, or another user)",
                          address, label_)};
     Leave();
     return Entered::kRefused;

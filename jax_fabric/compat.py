@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 from typing import Any
 
 import jax
@@ -51,9 +52,9 @@ def jaxlib_needs_thread_pool_reserve() -> bool:
     return tuple(int(part) for part in jaxlib.__version__.split(".")[:2]) < (0, 12)
 
 
-# A call of the fabric is a primitive of its own, not an ffi_call, because its lowering adds the
-# module's channel id: a number that is different for all calls of a module and equal in all
-# processes, as XLA's own collectives use it.
+# A call of the fabric is a primitive of its own, not an ffi_call, because its lowering adds what the
+# call is known by: different for all calls of a module, by the module's channel id as XLA's own
+# collectives use it; different for programs that are not alike; and equal in all processes.
 def _call_abstract_eval(
     *operands: Any, target: str, results: tuple[tuple[tuple[int, ...], Any], ...], attributes: Any
 ) -> tuple[Any, ...]:
@@ -66,9 +67,19 @@ def _call_abstract_eval(
     )
 
 
+def _program_hash(module_context: Any) -> int:
+    """47 bits of the program's name, and of the shapes and dtypes of its operands and results."""
+    name = module_context.module.operation.attributes["sym_name"]
+    main = module_context.symbol_table["main"].attributes["function_type"]
+    digest = hashlib.blake2b(f"{name} {main}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest) >> 17
+
+
 def _call_lowering(ctx: Any, *operands: Any, target: str, results: Any, attributes: Any) -> Any:
     del results
-    call_index = np.int64(ctx.module_context.new_channel())
+    # Channel ids have 16 bits; JAX sees to that.
+    channel_id = ctx.module_context.new_channel()
+    call_index = np.int64(_program_hash(ctx.module_context) << 16 | channel_id)
     lower = jax.ffi.ffi_lowering(target)
     return lower(ctx, *operands, call_index=call_index, **dict(attributes))
 

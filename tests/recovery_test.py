@@ -45,6 +45,30 @@ class RecoveryTest(parameterized.TestCase):
             for own, agreed in steps:
                 self.assertBetween(own - agreed, 0, 1)
 
+    @parameterized.parameters(1, 2)
+    def test_survivors_have_launched_more_and_less(self, local_devices):
+        with (
+            mock.patch.dict(os.environ, {"XLA_FLAGS": FAST}),
+            self.assertRaises(launch.LaunchError) as caught,
+        ):
+            launch.run(
+                programs.go_on_apart,
+                processes=3,
+                local_devices=local_devices,
+                timeout_s=180,
+                grace_s=90,
+                distributed=False,
+            )
+        results = caught.exception.results
+        self.assertEqual(results[programs.VICTIM].exit_code, -9, results[programs.VICTIM].output)
+        for survivor in (programs.AHEAD, programs.BEHIND):
+            self.assertEqual(results[survivor].exit_code, 0, results[survivor].output)
+            found = results[survivor].value
+            self.assertEqual(found["step"], 6)
+            self.assertLen(found["errors"], 3 if survivor == programs.AHEAD else 1)
+            for error in found["errors"]:
+                self.assertIn("which is lost", error)
+
     def test_one_process_has_nobody_to_lose(self):
         with jf.Fabric(jax.make_mesh((2,), ("ep",))) as fabric:
             self.assertEqual(fabric.membership.processes, (0,))

@@ -68,6 +68,52 @@ TEST(CallIdentifier, OtherProcessesHaveOtherSerials) {
   }
 }
 
+// A process that comes back counts launches from its own start, and survivors have launched more and less.
+TEST(CallIdentifier, OtherProcessesHaveOtherRuns) {
+  for (const int64_t first_run : {int64_t{0}, int64_t{4'000'000}, int64_t{INT32_MAX} - 1, int64_t{INT32_MIN}}) {
+    CallIdentifier first(false), second(false);
+    for (int64_t launch = 0; launch < 5; ++launch) {
+      const int64_t other_run = static_cast<int32_t>(static_cast<uint32_t>(first_run + launch));  // as XLA counts
+      for (uint64_t site = 1; site <= 3; ++site) {
+        for (int loop = 0; loop < 2; ++loop) {
+          EXPECT_EQ(Get(first, {site, 70 + site}, launch), Get(second, {site, 70 + site}, other_run));
+        }
+      }
+    }
+  }
+}
+
+// A launch that has not reached a call has no number, and programs are counted apart.
+TEST(CallIdentifier, CountsWhatItSees) {
+  CallIdentifier first(false), second(false);
+  const uint64_t a1 = Get(first, {1, 50}, 10), b1 = Get(first, {2, 60}, 90), a2 = Get(first, {1, 50}, 11);
+  EXPECT_EQ(Get(second, {2, 60}, 3), b1);
+  EXPECT_EQ(Get(second, {1, 50}, 20), a1);
+  EXPECT_EQ(Get(second, {1, 50}, 27), a2);  // six launches failed before
+}
+
+TEST(CallIdentifier, RefusesLaunchesThatRunAtTheSameTime) {
+  const auto expect_refused = [](CallIdentifier& identifier, const CallSite& site, int64_t run) {
+    const Result<uint64_t> wrong = identifier.Identify(site, run);
+    ASSERT_FALSE(wrong.has_value());
+    EXPECT_EQ(wrong.error().code, ErrorCode::kFailedPrecondition);
+    EXPECT_NE(wrong.error().message.find("launch them from one thread"), std::string::npos);
+  };
+  CallIdentifier overtaken(false);
+  Get(overtaken, {1, 50}, 8);
+  expect_refused(overtaken, {1, 50}, 7);
+  // Two programs whose calls have the same key.
+  CallIdentifier interleaved(false);
+  Get(interleaved, {1, 50}, 8);
+  Get(interleaved, {2, 50}, 99);
+  expect_refused(interleaved, {1, 50}, 8);
+  // In one process runs have numbers of their own.
+  CallIdentifier one_process(true);
+  Get(one_process, {1, 50}, 8);
+  Get(one_process, {1, 50}, 7);
+  Get(one_process, {1, 50}, 8);
+}
+
 TEST(CallIdentifier, SitesOfOtherKeysStartInAnyOrder) {
   CallIdentifier first(false), second(false);
   const uint64_t a = Get(first, {1, 50}, 1), b = Get(first, {2, 60}, 1);

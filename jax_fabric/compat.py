@@ -52,8 +52,8 @@ def jaxlib_needs_thread_pool_reserve() -> bool:
     return tuple(int(part) for part in jaxlib.__version__.split(".")[:2]) < (0, 12)
 
 
-# A call of the fabric is a primitive of its own, not an ffi_call, because its lowering adds what the
-# call is known by: different for all calls of a module, by the module's channel id as XLA's own
+# A call of the fabric is a primitive of its own, not an ffi_call, because its lowering adds what a
+# call is known by: different for all calls of a module, by the module's channel id, as XLA's own
 # collectives use it; different for programs that are not alike; and equal in all processes.
 def _call_abstract_eval(
     *operands: Any, target: str, results: tuple[tuple[tuple[int, ...], Any], ...], attributes: Any

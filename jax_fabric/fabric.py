@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import atexit
-import collections
 import dataclasses
 import functools
-import hashlib
-import itertools
 import os
 import time
 import types
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -25,6 +22,7 @@ from jax_fabric.bootstrap import (
     JaxDistributedBootstrap,
     LocalBootstrap,
     agree_on_secret,
+    fabric_name,
     membership,
 )
 from jax_fabric.secret import Secret, native_secret
@@ -32,10 +30,12 @@ from jax_fabric.secret import Secret, native_secret
 if TYPE_CHECKING:
     from jax_fabric.moe.config import ExpertParallelConfig
 
-
-# How many fabrics this process has made over each set of devices. Processes that share the set made
-# as many; processes that do not share it are not concerned.
-_fabric_counts: collections.Counter[str] = collections.Counter()
+# For what has been published, if it ever was.
+_LOOK_S = 0.05
+_NOT_NEW = (
+    "rejoin=True: this process has made expert-parallel contexts before: start it anew, and make "
+    "its fabrics in the order in which the others made theirs"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +89,7 @@ class Fabric:
         bootstrap: Bootstrap | None = None,
         secret: Secret | bytes | None = None,
         force_staged: bool = False,
+        rejoin: bool = False,
     ):
         """Starts the engine.
 
@@ -103,12 +104,19 @@ class Fabric:
             the bootstrap (docs/security.md says when that is good enough).
           force_staged: of GPUs: messages to other ranks go through host memory, also where a GPU
             could store them into the other one's memory by itself, which is faster.
+          rejoin: this process was lost, has been started anew, and takes its place again: waits
+            until the others call ``recover(rejoin=...)`` with its index. Then make the
+            ``ExpertParallel`` objects that they have made, in the same order; each connects while
+            the others recover. ``membership.step`` says where all go on. ``jax.distributed`` lets a
+            process back in where all were started with ``jax_enable_recoverability``.
 
         Raises:
           ValueError: an argument is wrong, or differs from that of the first process; the mesh has
             devices of an unsupported platform, or none of this process.
-          TimeoutError: the first process has not made this fabric within ``timeout_s``.
+          TimeoutError: the first process has not made this fabric within ``timeout_s``, or the
+            others have not taken this one back.
           RuntimeError: the environment would let XLA deadlock; the message has the line to set.
+            Or, with ``rejoin``: this process was not started anew.
         """
         if not isinstance(mesh, jax.sharding.Mesh):
             raise ValueError(f"mesh={mesh!r}: must be a jax.sharding.Mesh, with its devices")
@@ -131,21 +139,36 @@ class Fabric:
         self.mesh = mesh
         self.timeout_s = timeout_s
         self._processes = sorted({device.process_index for device in mesh.devices.flat})
-        self._name = _next_name(mesh)
-        self._contexts = itertools.count()
-        self._moe: list[_MoeContext] = []
-        self._membership = self._membership_of(0, self._processes, 0)
+        if rejoin and len(self._processes) == 1:
+            raise ValueError("rejoin=True: all ranks live in this process; nobody has gone on")
         self._bootstrap = bootstrap or _default_bootstrap(mesh)
+        self._name = (
+            fabric_name.latest(mesh, self._bootstrap, timeout_s)
+            if rejoin
+            else fabric_name.following(mesh)
+        )
+        self._moe: list[_MoeContext] = []
+        self._contexts = 0  # made
+        self._former_contexts = 0  # that the others had made when this process came back
+        self._membership = self._membership_of(0, self._processes, 0)
         self._closed = False
         primitives.register_targets(self._platform)
         agreed = agree_on_secret(
             self._bootstrap,
-            f"{self._name}/secret",
+            fabric_name.secret_key(self._name),
             given=Secret.from_environment() if secret is None else secret,
             process=jax.process_index(),
             processes=self._processes,
             timeout_s=timeout_s,
+            rejoin=rejoin,
         )
+        if rejoin:
+            self._check_is_new()
+            epoch, taken_back = membership.rejoin(
+                self._bootstrap, f"{self._name}/epoch", jax.process_index(), timeout_s
+            )
+            self._membership = self._membership_of(epoch, taken_back.processes, taken_back.step)
+            self._former_contexts = taken_back.contexts
         self._engine = _core.Engine(
             worker_threads=worker_threads or 0, secret=native_secret(agreed)
         )
@@ -226,10 +249,12 @@ class Fabric:
 
     @property
     def membership(self) -> Membership:
-        """Who takes part: all at first, and after ``recover`` those that are left."""
+        """Who takes part: all at first, and after ``recover`` those that are left or are back."""
         return self._membership
 
-    def recover(self, *, step: int = 0, timeout_s: float | None = None) -> Membership:
+    def recover(
+        self, *, step: int = 0, rejoin: Collection[int] = (), timeout_s: float | None = None
+    ) -> Membership:
         """Goes on without the processes that were lost; collective over those that are left.
 
         Call it in every surviving process after a call has raised the loss of a rank, once all that
@@ -241,18 +266,23 @@ class Fabric:
         after one has died, unless ``jax_enable_recoverability`` is set, and when the process with
         index 0 dies.
 
-        A process that was lost cannot come back: calls of processes are known to each other by
-        XLA's launch numbers, which a new process counts from its own start (docs/reliability.md).
+        With ``rejoin`` it also takes processes back that were lost, now or long ago, and make their
+        fabric with ``rejoin=True``: in the new membership they have their ranks and experts again.
+        Those that do not come in time stay out. All survivors call it with the same ones, between
+        the same steps: nobody is told otherwise that a process has come.
 
         Args:
           step: where this process is in its work. Survivors may be a step apart: those that had
             heard from the lost rank when it died, and those that had not.
-          timeout_s: how long to wait for survivors, seconds; default: the fabric's.
+          rejoin: indices of processes to take back.
+          timeout_s: how long to wait for survivors and those that come back, seconds; default: the
+            fabric's.
 
         Returns:
           The new membership, whose ``step`` is the smallest of all.
 
         Raises:
+          ValueError: ``rejoin`` has a process that is not one of the mesh's others.
           RuntimeError: the mesh has one process; or the others have gone on without this one.
           TimeoutError: another process was lost meanwhile: call it again.
         """
@@ -260,6 +290,11 @@ class Fabric:
             raise RuntimeError("this fabric was closed; make a new one")
         if len(self._processes) == 1:
             raise RuntimeError("recover: all ranks live in this process; there is nobody to lose")
+        if strange := set(rejoin) - (set(self._processes) - {jax.process_index()}):
+            raise ValueError(
+                f"rejoin={sorted(rejoin)}: {sorted(strange)} not among the other processes of the "
+                f"mesh, {sorted(set(self._processes) - {jax.process_index()})}"
+            )
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         epoch = self._membership.epoch + 1
         # Also where it fails: the others count the attempt, too.
@@ -268,9 +303,11 @@ class Fabric:
             self._bootstrap,
             f"{self._name}/epoch/{epoch}",
             jax.process_index(),
-            set(self._membership.processes) - self._lost_processes(),
+            set(self._membership.processes) - self._lost_processes() - set(rejoin),
             step,
             timeout_s,
+            rejoin=rejoin,
+            contexts=self._contexts,
         )
         self._membership = self._membership_of(epoch, agreed.processes, agreed.step)
         for context in self._moe:
@@ -305,8 +342,10 @@ class Fabric:
         """
         if self._closed:
             raise RuntimeError("this fabric was closed; make a new one")
-        name = f"{self._name}/{next(self._contexts)}"
-        handle = self._agree_on_handle(name)
+        name = f"{self._name}/{self._contexts}"
+        is_known = self._contexts < self._former_contexts
+        self._contexts += 1
+        handle = self._take_handle(name) if is_known else self._agree_on_handle(name)
         context = _MoeContext(name, handle, config, _slices(self.mesh, axis_name))
         self._connect(context, self.timeout_s)
         self._moe.append(context)
@@ -355,15 +394,32 @@ class Fabric:
     def _agree_on_handle(self, name: str) -> int:
         """The lowest handle that is free in every process."""
         own = _core.next_context_handle()
-        processes = self._membership.processes
-        if len(processes) == 1:
+        if len(self._processes) == 1:
             return own
         self._bootstrap.publish(f"{name}/handle/{jax.process_index()}", str(own).encode())
         handle = max(
             int(self._bootstrap.fetch(f"{name}/handle/{process}", self.timeout_s))
-            for process in processes
+            for process in self._membership.processes
         )
+        # For those that come back later.
+        self._bootstrap.publish_first(_handle_key(name), str(handle).encode())
         _core.reserve_context_handles(handle + 1)
+        return handle
+
+    def _check_is_new(self) -> None:
+        """Handles that the others know are free here, so that no other program has them."""
+        try:
+            first = int(self._bootstrap.fetch(_handle_key(f"{self._name}/0"), _LOOK_S))
+        except TimeoutError:
+            return  # they have made no contexts
+        if _core.reserve_context_handles(0) > first:
+            raise RuntimeError(_NOT_NEW)
+
+    def _take_handle(self, name: str) -> int:
+        """That of a context which the others made before this process came back."""
+        handle = int(self._bootstrap.fetch(_handle_key(name), self.timeout_s))
+        if _core.reserve_context_handles(handle + 1) > handle:
+            raise RuntimeError(_NOT_NEW)
         return handle
 
     def _barrier(self, name: str, timeout_s: float) -> None:
@@ -392,19 +448,15 @@ def _platform_of(mesh: jax.sharding.Mesh) -> str:
     return platforms[0]
 
 
+def _handle_key(name: str) -> str:
+    """Of what was agreed on for the context of this name."""
+    return f"{name}/agreed_handle"
+
+
 def _close(fabric: weakref.ref[Fabric]) -> None:
     """Closes a fabric that nobody has closed by the end of the program."""
     if (found := fabric()) is not None:
         found.close()
-
-
-def _next_name(mesh: jax.sharding.Mesh) -> str:
-    """A name for a new fabric, equal in all processes of the mesh."""
-    ids = ",".join(str(each) for each in sorted(device.id for device in mesh.devices.flat))
-    devices = hashlib.sha256(ids.encode()).hexdigest()[:16]
-    number = _fabric_counts[devices]
-    _fabric_counts[devices] += 1
-    return f"jax_fabric/{devices}/{number}"
 
 
 def _slices(mesh: jax.sharding.Mesh, axis_name: str) -> list[list[Any]]:

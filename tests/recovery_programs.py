@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -178,3 +181,109 @@ def go_on_apart() -> dict[str, Any]:
     fabric.close()
     leave_in_order(others=[BEHIND])
     return {"errors": errors, "step": membership.step}
+
+
+# --- a process that comes back
+
+RETURNING = 1
+STEPS_OF_EACH = 4
+FIRST_LIFE = "RECOVERY_TEST_FIRST_LIFE"
+
+
+def come_back(seed: int) -> dict[str, Any]:
+    """Three processes: one of them is killed, the others go on, it comes back."""
+    if int(os.environ["JAX_PROCESS_ID"]) != RETURNING:
+        return live()
+    if FIRST_LIFE in os.environ:
+        return live(killed_by_seed=seed)
+    # Its first life is a process of its own, whose end the launcher does not see.
+    mine = json.loads(sys.argv[1]) | {"parent": os.getpid()}
+    again = [sys.executable, "-m", "jax_fabric.testing.launch_child", json.dumps(mine)]
+    first = subprocess.run(again, env=os.environ | {FIRST_LIFE: "1"}, check=False)
+    assert first.returncode == -signal.SIGKILL, first.returncode
+    return live(is_back=True)
+
+
+def live(*, is_back: bool = False, killed_by_seed: int | None = None) -> dict[str, Any]:
+    """A loop of steps: with all, without the process that is killed, and with all again."""
+    initialize()
+    inputs = Inputs(len(jax.devices()))
+    mesh = jax.make_mesh((inputs.ranks,), ("ep",))
+    if not is_back:
+        jf.Fabric(mesh, timeout_s=DEADLINE_S).close()  # the next one is what it comes back to
+    fabric = jf.Fabric(mesh, timeout_s=DEADLINE_S, rejoin=is_back)
+    membership = fabric.membership
+    on, other = (open_context(fabric, inputs, private_tokens=rows) for rows in (TOKENS, 2))
+
+    def stack(x, e, w):
+        return lax.scan(lambda x, s: (layer(on.moe, x, e, w, s), None), x, jnp.asarray(SCALES))[0]
+
+    once = on.jit(lambda x, e, w: layer(on.moe, x, e, w, 2.0))
+    twice = on.jit(lambda x, e, w: layer(other.moe, layer(on.moe, x, e, w, 0.5), e, w, 2.0))
+    looped = on.jit(stack)
+    gradient = on.jit(jax.grad(lambda x, e, w: stack(x, e, w).sum()))
+    operands = [on.place(each) for each in inputs.arrays()]
+    ones = Inputs(inputs.ranks)
+    ones.x = np.ones_like(inputs.x)
+
+    def run_step(step: int) -> None:
+        source = without(inputs, membership.present)
+        ones.weights = source.weights
+        launches = [(once, source.layers(2.0)), (twice, source.layers(0.5, 2.0))]
+        if step % 2:
+            launches += [(looped, source.layers(*SCALES)), launches[0], launches[0]]
+        if step == 3 * STEPS_OF_EACH - 1:
+            launches += [(gradient, ones.layers(*SCALES)), launches[0]]
+        results = [(program(*operands), want) for program, want in launches]
+        for number, (got, want) in enumerate(results):
+            on.assert_equal(got, want, f"step {step} launch {number}")
+
+    found: dict[str, Any] = {"members": [membership.processes], "first_step": membership.step}
+    step = membership.step
+    while step < 3 * STEPS_OF_EACH:
+        if killed_by_seed is not None and step == STEPS_OF_EACH:
+            die_soon(killed_by_seed)
+        try:
+            if step == 2 * STEPS_OF_EACH and len(membership.processes) == 2:
+                membership = fabric.recover(step=step, rejoin=[RETURNING], timeout_s=60)
+                found["members"].append(membership.processes)
+            run_step(step)
+            step += 1
+        except (jax.errors.JaxRuntimeError, ValueError) as error:
+            found["error"] = str(error)
+            membership = fabric.recover(step=step)
+            found["members"].append(membership.processes)
+            step = membership.step
+    fabric.check()
+    # A context that is made now is everybody's.
+    newest = open_context(fabric, inputs, private_tokens=1).moe
+    got = on.jit(lambda x, e, w: layer(newest, x, e, w, 2.0))(*operands)
+    on.assert_equal(got, inputs.layers(2.0), "another context")
+    fabric.close()
+    leave_in_order(others=[1, 2])
+    return found
+
+
+def be_left_out() -> str:
+    """A process that is late is taken for dead, and learns of it."""
+    initialize()
+    fabric, on, inputs = open_ranks(DEADLINE_S)
+    program = on.jit(lambda x, e, w: layer(on.moe, x, e, w, 2.0))
+    operands = [on.place(each) for each in inputs.arrays()]
+    on.assert_equal(program(*operands), inputs.layers(2.0))
+    meet("before", [0, 1])
+    errors = ""
+    if jax.process_index() == 0:
+        membership = fabric.recover(timeout_s=1)
+        on.assert_equal(program(*operands), without(inputs, membership.present).layers(2.0))
+        meet("alone", [0, 1])
+    else:
+        meet("alone", [0, 1])
+        for again in (fabric.recover, lambda: jf.Fabric(fabric.mesh, rejoin=True)):
+            try:
+                again()
+            except RuntimeError as error:
+                errors += f"{error}\n"
+    fabric.close()
+    leave_in_order(others=[1])
+    return errors

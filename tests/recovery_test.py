@@ -1,5 +1,6 @@
 """Processes are killed at any point of a loop of steps, and the others go on without them."""
 
+import contextlib
 import os
 import random
 import threading
@@ -12,7 +13,7 @@ from absl.testing import absltest, parameterized
 from processes_testing import FAST
 
 import jax_fabric as jf
-from jax_fabric.bootstrap import LocalBootstrap, membership
+from jax_fabric.bootstrap import LocalBootstrap, fabric_name, membership
 from jax_fabric.testing import launch
 
 SEEDS = (1, 2)
@@ -69,6 +70,39 @@ class RecoveryTest(parameterized.TestCase):
             for error in found["errors"]:
                 self.assertIn("which is lost", error)
 
+    @parameterized.parameters((1, 1), (2, 2))
+    def test_a_process_comes_back(self, seed, local_devices):
+        with mock.patch.dict(os.environ, {"XLA_FLAGS": FAST}):
+            results = launch.run(
+                programs.come_back,
+                seed,
+                processes=3,
+                local_devices=local_devices,
+                timeout_s=180,
+                grace_s=60,
+                distributed=False,
+            )
+        everybody, without = (0, 1, 2), (0, 2)
+        for process in without:
+            found = results[process].value
+            self.assertEqual(found["members"], [everybody, without, everybody])
+            self.assertIn("rank", found["error"])
+            self.assertIn("which is lost", found["error"])
+        found = results[programs.RETURNING].value
+        self.assertEqual(found["members"], [everybody])
+        self.assertEqual(found["first_step"], 2 * programs.STEPS_OF_EACH)
+
+    def test_a_process_that_was_taken_for_dead(self):
+        with mock.patch.dict(os.environ, {"XLA_FLAGS": FAST}):
+            _, left_out = launch.run(
+                programs.be_left_out, processes=2, timeout_s=120, grace_s=30, distributed=False
+            )
+        self.assertRegex(
+            left_out.value,
+            r"taken for dead: processes \[0\] have gone on .*start it anew.*\n"
+            r"rejoin=True: this process has made expert-parallel contexts before: start it anew",
+        )
+
     def test_one_process_has_nobody_to_lose(self):
         with jf.Fabric(jax.make_mesh((2,), ("ep",))) as fabric:
             self.assertEqual(fabric.membership.processes, (0,))
@@ -77,6 +111,8 @@ class RecoveryTest(parameterized.TestCase):
                 fabric.recover()
         with self.assertRaisesRegex(RuntimeError, "was closed"):
             fabric.recover()
+        with self.assertRaisesRegex(ValueError, "rejoin=True: all ranks live in this process"):
+            jf.Fabric(jax.make_mesh((2,), ("ep",)), rejoin=True)
 
 
 class AgreementTest(parameterized.TestCase):
@@ -121,6 +157,63 @@ class AgreementTest(parameterized.TestCase):
                 self.assertEqual(outcome, agreement)
             else:
                 self.assertIn("have gone on without it", str(outcome))
+
+
+class WaitingBootstrap(LocalBootstrap):
+    """For threads that wait for each other."""
+
+    def fetch(self, key, timeout_s):
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            with contextlib.suppress(TimeoutError):
+                return super().fetch(key, 0)
+            time.sleep(0.001)
+        return super().fetch(key, 0)
+
+
+class RejoinTest(parameterized.TestCase):
+    def test_nobody_takes_it_back(self):
+        with self.assertRaisesRegex(TimeoutError, r"they call recover\(rejoin=\[3\]\)"):
+            membership.rejoin(WaitingBootstrap(), "epoch", 3, 0.1)
+
+    def test_epochs_without_it_pass_by(self):
+        """Those before it came, and one in which the others want a life back that is over, too."""
+        bootstrap = WaitingBootstrap()
+        for epoch, rejoin in ((1, ()), (2, (1,))):
+            if rejoin:
+                bootstrap.publish_first(f"epoch/{epoch}/back/1", b"a life that is over")
+            agreed = membership.agree(
+                bootstrap, f"epoch/{epoch}", 0, {0}, 7, 0.2, rejoin=rejoin, contexts=4
+            )
+            self.assertEqual(agreed.processes, (0, *rejoin))
+        outcome = []
+        newcomer = threading.Thread(
+            target=lambda: outcome.append(membership.rejoin(bootstrap, "epoch", 1, 10))
+        )
+        newcomer.start()
+        agreed = membership.agree(bootstrap, "epoch/3", 0, {0}, 9, 10, rejoin={1}, contexts=4)
+        newcomer.join(20)
+        self.assertEqual(agreed, membership.Agreement((0, 1), 9, 4))
+        self.assertEqual(outcome, [(3, agreed)])
+
+    def test_who_does_not_come_stays_out(self):
+        agreed = membership.agree(WaitingBootstrap(), "epoch/1", 0, {0}, 7, 0.1, rejoin={1, 2})
+        self.assertEqual(agreed, membership.Agreement((0,), 7))
+
+
+class FabricNameTest(parameterized.TestCase):
+    def test_latest_is_that_of_the_others(self):
+        mesh = jax.make_mesh((3,), ("ep",), devices=jax.devices()[:3])
+        bootstrap = LocalBootstrap()
+        with self.assertRaisesRegex(TimeoutError, "secret"):
+            fabric_name.latest(mesh, bootstrap, 0.1)
+        # In the others, which made two more than this process.
+        own = fabric_name.following(mesh)
+        prefix, number = own.rsplit("/", 1)
+        for each in range(int(number) + 3):
+            bootstrap.publish(fabric_name.secret_key(f"{prefix}/{each}"), b"")
+        self.assertEqual(fabric_name.latest(mesh, bootstrap, 1), f"{prefix}/{int(number) + 2}")
+        self.assertEqual(fabric_name.following(mesh), f"{prefix}/{int(number) + 3}")
 
 
 if __name__ == "__main__":

@@ -30,11 +30,12 @@ Status ContextTable::Add(int64_t handle, int32_t device, moe::RankContext* conte
   }
   std::lock_guard<std::mutex> lock(mutex_);
   if (LocalRank* known = Find(handle, device); known != nullptr) {
-    if (known->closed()) {
+    if (known->closed() && known->completion() == completion) {  // of the same engine
       known->Reopen(context);
       return {};
     }
-    return MakeError(ErrorCode::kAlreadyExists, "context handle {} has a rank on device {} already", handle, device);
+    return MakeError(ErrorCode::kAlreadyExists, "context handle {} has, or had in another fabric, a rank on device {}",
+                     handle, device);
   }
   const auto* before = table_[handle].load(std::memory_order_relaxed);
   auto after = std::make_unique<std::vector<LocalRank*>>();

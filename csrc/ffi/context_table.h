@@ -74,7 +74,8 @@ class ContextTable {
   static constexpr int64_t kMaxContexts = 4096;
   static ContextTable& Get();
 
-  // `completion` outlives every call. The pair (handle, device) is new, or was closed.
+  // `completion` outlives every call. The pair (handle, device) is new, or was closed and comes with the same
+  // `completion`.
   Status Add(int64_t handle, int32_t device, moe::RankContext* context, Executor* completion);
   // Lock-free. Null: no such handle, or the device is not one of its ranks here.
   LocalRank* Find(int64_t handle, int32_t device) const;

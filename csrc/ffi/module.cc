@@ -108,10 +108,12 @@ nb::dict FfiTypes() {
   return types;
 }
 
-void ReserveHandles(int64_t first_free) {
+// Returns the lowest one that was free before.
+int64_t ReserveHandles(int64_t first_free) {
   int64_t seen = next_handle.load();
   while (seen < first_free && !next_handle.compare_exchange_weak(seen, first_free)) {
   }
+  return seen;
 }
 
 }  // namespace

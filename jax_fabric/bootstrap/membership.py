@@ -1,9 +1,11 @@
-"""Which processes go on together after some were lost."""
+"""Which processes go on together after some were lost, and with which that come back."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
+import secrets
 import time
 from collections.abc import Collection
 
@@ -18,11 +20,13 @@ class Agreement:
 
     Attributes:
       processes: indices of those that go on, rising.
-      step: the smallest one that any of them gave.
+      step: the smallest one that any survivor gave.
+      contexts: how many contexts the survivors have made: those that come back make them, too.
     """
 
     processes: tuple[int, ...]
     step: int
+    contexts: int = 0
 
 
 def agree(
@@ -32,8 +36,11 @@ def agree(
     candidates: Collection[int],
     step: int,
     timeout_s: float,
+    *,
+    rejoin: Collection[int] = (),
+    contexts: int = 0,
 ) -> Agreement:
-    """Agrees with the other survivors on who they are.
+    """Agrees with the other survivors on who they are, and on who of the lost ones is back.
 
     Everybody says that it is here and proposes all that it has heard of; the proposal that is
     published first is everybody's. So nobody needs to lead, and whoever dies meanwhile is either in
@@ -46,7 +53,9 @@ def agree(
       process: index of this one.
       candidates: those that this one has not seen die, itself among them.
       step: what this process wants the smallest of.
-      timeout_s: how long to wait for candidates, which may be dead.
+      timeout_s: how long to wait for candidates, which may be dead, and for those that come back.
+      rejoin: processes that may come back, none of them a candidate; see ``rejoin``.
+      contexts: how many this process has made: as many as the other survivors.
 
     Raises:
       RuntimeError: the others have gone on without this process.
@@ -54,24 +63,85 @@ def agree(
     """
     bootstrap.publish(f"{name}/here/{process}", str(step).encode())
     deadline = time.monotonic() + timeout_s
-    steps = {process: step}
+    keys = {candidate: f"{name}/here/{candidate}" for candidate in candidates}
+    keys |= {candidate: f"{name}/back/{candidate}" for candidate in rejoin}
+    heard = {process: str(step)}
     decision = None
-    while decision is None and set(candidates) - set(steps) and time.monotonic() < deadline:
-        for candidate in sorted(set(candidates) - set(steps)):
-            found = _look(bootstrap, f"{name}/here/{candidate}")
+    while decision is None and keys.keys() - heard and time.monotonic() < deadline:
+        for candidate in sorted(keys.keys() - heard):
+            found = _look(bootstrap, keys[candidate])
             if found is not None:
-                steps[candidate] = int(found)
+                heard[candidate] = found.decode()
         decision = _look(bootstrap, f"{name}/decision")
     if decision is None:
-        proposal = {"processes": sorted(steps), "step": min(steps.values())}
+        lives = {each: heard.pop(each) for each in rejoin if each in heard}
+        proposal = {
+            "processes": sorted([*heard, *lives]),
+            "step": min(map(int, heard.values())),
+            "lives": lives,
+            "contexts": contexts,
+        }
         decision = bootstrap.publish_first(f"{name}/decision", json.dumps(proposal).encode())
-    agreed = json.loads(decision)
-    if process not in agreed["processes"]:
+    agreement, _ = _parse(decision)
+    if process not in agreement.processes:
         raise RuntimeError(
-            f"process {process} was taken for dead: processes {agreed['processes']} have gone on "
-            f"without it; start it anew"
+            f"process {process} was taken for dead: processes {list(agreement.processes)} have "
+            f"gone on without it; start it anew, with rejoin=True for its fabric"
         )
-    return Agreement(tuple(agreed["processes"]), agreed["step"])
+    return agreement
+
+
+def rejoin(
+    bootstrap: Bootstrap, name: str, process: int, timeout_s: float
+) -> tuple[int, Agreement]:
+    """Takes the place of a lost process in the others' next agreement that wants it back.
+
+    Args:
+      bootstrap: how they reach each other.
+      name: of all agreements; that of epoch n is ``name/n``.
+      process: index of this one.
+      timeout_s: how long to wait for the others.
+
+    Returns:
+      The epoch, and what was agreed on.
+
+    Raises:
+      TimeoutError: no agreement has taken this process back in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    epoch = 1
+    while True:
+        decision = _look(bootstrap, f"{name}/{epoch}/decision")
+        if decision is None:
+            # Where a former life has said so before, the others take that one back and find it
+            # missing: the epoch after it is ours.
+            bootstrap.publish_first(f"{name}/{epoch}/back/{process}", _own_life().encode())
+            try:
+                decision = bootstrap.fetch(
+                    f"{name}/{epoch}/decision", max(_LOOK_S, deadline - time.monotonic())
+                )
+            except TimeoutError as error:
+                raise TimeoutError(
+                    f"process {process} is back, and the others have not taken it in within "
+                    f"{timeout_s} s: they call recover(rejoin=[{process}])"
+                ) from error
+        agreement, lives = _parse(decision)
+        if lives.get(process) == _own_life():
+            return epoch, agreement
+        epoch += 1
+
+
+@functools.cache
+def _own_life() -> str:
+    """Of this process: one that is started anew has another one."""
+    return secrets.token_hex(8)
+
+
+def _parse(decision: bytes) -> tuple[Agreement, dict[int, str]]:
+    """What was agreed on, and the life that is meant of each process that was taken back."""
+    agreed = json.loads(decision)
+    lives = {int(process): life for process, life in agreed["lives"].items()}
+    return Agreement(tuple(agreed["processes"]), agreed["step"], agreed["contexts"]), lives
 
 
 def _look(bootstrap: Bootstrap, key: str) -> bytes | None:

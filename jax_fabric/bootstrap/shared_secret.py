@@ -20,6 +20,7 @@ def agree_on_secret(
     process: int,
     processes: Sequence[int],
     timeout_s: float,
+    rejoin: bool = False,
 ) -> Secret:
     """The secret of a fabric; collective.
 
@@ -33,6 +34,7 @@ def agree_on_secret(
       process: this one.
       processes: of the fabric, rising.
       timeout_s: how long to wait for the first one, seconds.
+      rejoin: the others agreed on it before this process came back.
 
     Raises:
       ValueError: this process and the first one were not given the same.
@@ -40,7 +42,7 @@ def agree_on_secret(
     """
     if isinstance(given, bytes):
         given = Secret(given)
-    if process == processes[0]:
+    if process == processes[0] and not rejoin:
         secret = given or Secret.generate()
         if len(processes) > 1:
             published = (

@@ -51,6 +51,12 @@ class CorruptData(FabricError, ValueError):
     code = "DATA_LOSS"
 
 
+class InQuarantine(FabricError):
+    """Memory that was taken back may still be written to, by a write that failed."""
+
+    code = "DATA_LOSS"
+
+
 _CLASSES: dict[str, type[FabricError]] = {
     "INVALID_ARGUMENT": InvalidArgument,
     "OUT_OF_RANGE": InvalidArgument,

@@ -284,7 +284,7 @@ Status DomainGroup::GiveUpGrant(PeerHandle owner, const WriteGrant& grant) {
 // --- requests
 
 Result<std::unique_ptr<PreparedScatter>> DomainGroup::PrepareScatter(std::span<const ScatterEntry> entries) {
-  return ScatterState::Prepare(*driver_, *planner_, entries);
+  return ScatterState::Prepare(*driver_, *planner_, *messages_, entries);
 }
 
 Result<Transfer> DomainGroup::Write(const SingleWrite& write, RequestOptions options) {
@@ -331,8 +331,12 @@ Result<Transfer> DomainGroup::Barrier(std::span<const BarrierTarget> targets, Re
   JF_RETURN_IF_ERROR(CheckAccepting("barrier"));
   JF_ASSIGN_OR_RETURN(Submission * submission, submissions_->Take(options));
   Transfer transfer(submission);
+  if (options.grant && targets.empty()) {
+    return MakeError(ErrorCode::kInvalidArgument, "group '{}': a barrier of nobody under a grant", name());
+  }
   submission->sharded.Reset("barrier", Operation::OnFailure::kContinue);
   for (size_t i = 0; i < targets.size(); ++i) {
+    JF_RETURN_IF_ERROR(CheckGrant("barrier", options, targets[i].peer, targets[0].peer, targets[i].immediate));
     JF_ASSIGN_OR_RETURN(const ShardedOperation::Write plan, planner_->Plan(targets[i], i));
     submission->sharded.Add(plan);
   }
@@ -344,6 +348,9 @@ Result<Transfer> DomainGroup::Barrier(std::span<const BarrierTarget> targets, Re
 
 Result<Transfer> DomainGroup::Send(PeerHandle handle, ByteView message, RequestOptions options) {
   JF_RETURN_IF_ERROR(CheckAccepting("send"));
+  if (options.grant) {
+    return MakeError(ErrorCode::kInvalidArgument, "group '{}': send: grants are for writes, not for messages", name());
+  }
   JF_ASSIGN_OR_RETURN(Peer * peer, planner_->FindPeer(handle, "send"));
   const uint64_t limit = messages_->max_send_bytes(*peer);
   if (message.size() > limit) {

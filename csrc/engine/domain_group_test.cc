@@ -123,6 +123,42 @@ TEST(Requests, AnyOrderBySeed) {
   }
 }
 
+TEST(Requests, UnderAGrantAllGoesToWhoGaveIt) {
+  ConnectedPair pair;
+  std::vector<std::byte> from(64), to(64);
+  pair.Memory(from, to);
+  const uint32_t first = pair.b.group->AllocateImmediates(2).value();
+  const std::vector<ScatterEntry> entries{pair.Entry(8, first), pair.Entry(8, first)};
+  const std::vector<ScatterEntry> others{pair.Entry(8, first), pair.Entry(8, first + 1)};
+  auto scatter = pair.a.group->PrepareScatter(entries).value();
+  WriteGrant grant{.id = 1, .first_open = 1, .immediate = first};
+  EXPECT_TRUE(Mentions(scatter->Post(pair.fabric.In(100), {}, grant).error(), "call ReceiveMessages first"));
+  for (SteppedRank* rank : {&pair.a, &pair.b}) {
+    ASSERT_TRUE(
+        rank->group->ReceiveMessages({.buffers = 4, .max_bytes = 256, .on_message = [](PeerHandle, ByteView) {}})
+            .has_value());
+  }
+  grant = pair.b.group->OpenGrant(pair.to_a, first).value();
+  Outcome sent, arrived;
+  ASSERT_TRUE(pair.b.group->ExpectImmediate(first, 2, pair.fabric.In(100), arrived.callback()).has_value());
+  ASSERT_TRUE(scatter->Post(pair.fabric.In(100), sent.callback(), grant).has_value());
+  pair.fabric.Step(50);
+  EXPECT_TRUE(sent.ok() && arrived.ok());
+
+  const auto mixed = pair.a.group->PrepareScatter(others).value();
+  for (const Status& status : {mixed->Post(pair.fabric.In(100), {}, grant),
+                               pair.a.group->PrepareScatter({}).value()->Post(pair.fabric.In(100), {}, grant)}) {
+    EXPECT_TRUE(!status.has_value() && Mentions(status.error(), "to bring its immediate"));
+  }
+  const RequestOptions options{.deadline = pair.fabric.In(100), .grant = grant};
+  const BarrierTarget wrong{pair.to_b, &pair.target, first + 1}, right{pair.to_b, &pair.target, first};
+  EXPECT_TRUE(Mentions(pair.a.group->Barrier({{right, wrong}}, options).error(), "to bring its immediate"));
+  EXPECT_TRUE(Mentions(pair.a.group->Barrier({}, options).error(), "a barrier of nobody"));
+  EXPECT_TRUE(Mentions(pair.a.group->Scatter({}, options).error(), "a scatter of nothing"));
+  EXPECT_TRUE(Mentions(pair.a.group->Send(pair.to_b, {}, options).error(), "not for messages"));
+  EXPECT_TRUE(pair.a.group->Barrier({{right}}, options).has_value());
+}
+
 TEST(Requests, SevenBytesOverFourNics) {
   ConnectedPair pair(1, 4);
   std::vector<std::byte> from(7, std::byte{9}), to(100'000);

@@ -189,11 +189,18 @@ class Scenario {
                             .immediate = immediate_};
     const SingleWrite single{
         .peer = to_owner_, .source = source_, .target = &target_, .length = from_.size(), .immediate = immediate_};
-    const int64_t kind = UpTo(2);
+    const int64_t kind = UpTo(3);
+    if (kind == 3) return StartPrepared(entries, options);
     const auto transfer = kind == 0   ? writer_->group->WritePages(paged, std::move(options))
                           : kind == 1 ? writer_->group->Scatter(entries, std::move(options))
                                       : writer_->group->Write(single, std::move(options));
     Check(transfer.has_value(), "a transfer is not taken");
+  }
+
+  void StartPrepared(const std::vector<ScatterEntry>& entries, const RequestOptions& options) {
+    prepared_.push_back(writer_->group->PrepareScatter(entries).value());
+    Check(prepared_.back()->Post(options.deadline, options.on_worker, options.grant).has_value(),
+          "a post is not taken");
   }
 
   void BeginTrouble() {
@@ -213,6 +220,7 @@ class Scenario {
         writer_->nics[0]->faults().drop_completion_probability = 0.3;
         return;
       case Trouble::kWriterDies:
+        prepared_.clear();
         fabric_.Kill(*writer_);
         return;
     }
@@ -307,7 +315,8 @@ class Scenario {
   bool free_ = false;
   std::vector<std::unique_ptr<Outcome>> outcomes_;
   std::string problem_;
-  SteppedFabric fabric_;  // closes first: its requests end in what is above
+  SteppedFabric fabric_;                                    // closes first: its requests end in what is above
+  std::vector<std::unique_ptr<PreparedScatter>> prepared_;  // of its engines
 };
 
 TEST(Grants, NothingLandsInMemoryThatIsFree) {

@@ -12,7 +12,9 @@ class PreparedScatterHandle final : public PreparedScatter {
   ~PreparedScatterHandle() override { state_->Abandon(); }
   bool idle() const override { return state_->idle(); }
   void SetLength(size_t entry, uint64_t length) override { state_->SetLength(entry, length); }
-  Status Post(Deadline deadline, WorkerCallback callback) override { return state_->Post(deadline, callback); }
+  Status Post(Deadline deadline, WorkerCallback callback, const std::optional<WriteGrant>& grant) override {
+    return state_->Post(deadline, callback, grant);
+  }
 
  private:
   ScatterState* const state_;
@@ -29,13 +31,20 @@ uint64_t RoomOf(const ScatterEntry& entry) {
 }  // namespace
 
 Result<std::unique_ptr<PreparedScatter>> ScatterState::Prepare(GroupDriver& driver, const RequestPlanner& planner,
+                                                               const MessagePool& messages,
                                                                std::span<const ScatterEntry> entries) {
-  auto* state = new ScatterState(driver);
+  auto* state = new ScatterState(driver, messages);
   auto handle = std::make_unique<PreparedScatterHandle>(state);  // frees the state on the error paths below
   for (size_t i = 0; i < entries.size(); ++i) {
     JF_ASSIGN_OR_RETURN(const ShardedOperation::Write plan, planner.Plan(entries[i], i));
     state->operation_.Add(plan);
     state->bounds_.push_back({entries[i].length, std::min(RoomOf(entries[i]), state->operation_.LongestOf(i))});
+  }
+  const auto like_first = [&](const ScatterEntry& entry) {
+    return entry.peer == entries[0].peer && entry.immediate == entries[0].immediate;
+  };
+  if (!entries.empty() && std::all_of(entries.begin(), entries.end(), like_first)) {
+    state->common_immediate_ = entries[0].immediate;
   }
   return handle;
 }
@@ -65,7 +74,21 @@ Status ScatterState::CheckLengths() const {
                    bounds_.size());
 }
 
-Status ScatterState::Post(Deadline deadline, WorkerCallback callback) {
+Status ScatterState::CheckGrant(const WriteGrant& grant) const {
+  if (!messages_.receiving()) {
+    return MakeError(ErrorCode::kFailedPrecondition,
+                     "group '{}': scatter: grants are taken back by messages: call ReceiveMessages first",
+                     driver_.name());
+  }
+  if (common_immediate_ == grant.immediate) return {};
+  return MakeError(
+      ErrorCode::kInvalidArgument,
+      "group '{}': scatter under grant {}: every write has to go to the peer that gave it and to bring its "
+      "immediate, {}",
+      driver_.name(), grant.id, grant.immediate);
+}
+
+Status ScatterState::Post(Deadline deadline, WorkerCallback callback, const std::optional<WriteGrant>& grant) {
   uint32_t idle = kIdle;
   // Acquire, partner: Release.
   if (!state_.compare_exchange_strong(idle, kBusy, std::memory_order_acquire, std::memory_order_relaxed)) {
@@ -76,6 +99,7 @@ Status ScatterState::Post(Deadline deadline, WorkerCallback callback) {
   }
   Status status;
   if (too_long_ > 0) status = CheckLengths();
+  if (status.has_value() && grant) status = CheckGrant(*grant);
   if (!driver_.accepting()) {
     status = MakeError(ErrorCode::kCancelled, "group '{}': scatter: the engine is closed", driver_.name());
   }
@@ -84,7 +108,7 @@ Status ScatterState::Post(Deadline deadline, WorkerCallback callback) {
     return status;
   }
   callback_ = callback;
-  operation_.Prepare(this, deadline);
+  operation_.Prepare(this, deadline, grant);
   driver_.Submit(&operation_);
   return {};
 }

@@ -3,11 +3,13 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "csrc/engine/abandoned_operations.h"
 #include "csrc/engine/group_driver.h"
+#include "csrc/engine/message_pool.h"
 #include "csrc/engine/request_planner.h"
 #include "csrc/engine/scatter.h"
 #include "csrc/engine/sharded_operation.h"
@@ -17,12 +19,14 @@ namespace jax_fabric {
 // What a PreparedScatter holds; lives on where the scatter is destroyed while posts are in flight.
 class ScatterState final : public OperationOwner, public AbandonedOperation {
  public:
+  // What is referred to outlives the engine's use of the scatter.
   static Result<std::unique_ptr<PreparedScatter>> Prepare(GroupDriver& driver, const RequestPlanner& planner,
+                                                          const MessagePool& messages,
                                                           std::span<const ScatterEntry> entries);
 
   bool idle() const { return state_.load(std::memory_order_acquire) == kIdle; }  // partner: Release
   void SetLength(size_t entry, uint64_t length);
-  Status Post(Deadline deadline, WorkerCallback callback);
+  Status Post(Deadline deadline, WorkerCallback callback, const std::optional<WriteGrant>& grant);
   // The handle is gone: frees itself now, or when nothing is in flight any more, or the driver frees it.
   void Abandon();
 
@@ -35,18 +39,21 @@ class ScatterState final : public OperationOwner, public AbandonedOperation {
     uint64_t longest = 0;  // that source, target and plan have room for
   };
 
-  explicit ScatterState(GroupDriver& driver) : driver_(driver) {
+  ScatterState(GroupDriver& driver, const MessagePool& messages) : driver_(driver), messages_(messages) {
     operation_.Reset("scatter", Operation::OnFailure::kContinue);
   }
   ~ScatterState() override = default;
 
   void Release();
   Status CheckLengths() const;
+  Status CheckGrant(const WriteGrant& grant) const;
 
   GroupDriver& driver_;
+  const MessagePool& messages_;
   ShardedOperation operation_;
   std::vector<Bounds> bounds_;
-  size_t too_long_ = 0;  // entries whose length exceeds their bound
+  size_t too_long_ = 0;                       // entries whose length exceeds their bound
+  std::optional<uint32_t> common_immediate_;  // that all entries bring, to one peer
   WorkerCallback callback_;
   // kIdle -> kBusy by the poster (acquire), back by the worker (release): hands the fields above to and fro.
   std::atomic<uint32_t> state_{kIdle};

@@ -3,12 +3,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "csrc/base/clock.h"
 #include "csrc/base/status.h"
 #include "csrc/engine/memory.h"
 #include "csrc/engine/requests.h"
 #include "csrc/engine/worker_callback.h"
+#include "csrc/engine/write_grant.h"
 
 namespace jax_fabric {
 
@@ -39,7 +41,9 @@ class PreparedScatter {
   // `callback` when all writes are locally complete, or with the first error; then the scatter may be posted again,
   // also from inside the callback. After kDeadlineExceeded it may be posted again only once the writes that are still
   // in flight have ended (kFailedPrecondition until then). When this returns an error, there is no callback.
-  virtual Status Post(Deadline deadline, WorkerCallback callback) = 0;
+  Status Post(Deadline deadline, WorkerCallback callback) { return Post(deadline, callback, std::nullopt); }
+  // Under a grant (RequestOptions::grant), which may be another one with each post.
+  virtual Status Post(Deadline deadline, WorkerCallback callback, const std::optional<WriteGrant>& grant) = 0;
 };
 
 }  // namespace jax_fabric

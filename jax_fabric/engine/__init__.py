@@ -12,10 +12,12 @@ from jax_fabric.engine.pages import Pages
 from jax_fabric.engine.peer import Peer
 from jax_fabric.engine.pending import Pending
 from jax_fabric.engine.prepared_scatter import PreparedScatter
+from jax_fabric.engine.revocation import Revocation
 from jax_fabric.engine.scatter_entry import ScatterEntry
 from jax_fabric.engine.transfer import Transfer
 from jax_fabric.engine.transfer_engine import TransferEngine
 from jax_fabric.engine.watcher import Watcher
+from jax_fabric.engine.write_grant import WriteGrant
 
 __all__ = [
     "BarrierTarget",
@@ -25,8 +27,10 @@ __all__ = [
     "Peer",
     "Pending",
     "PreparedScatter",
+    "Revocation",
     "ScatterEntry",
     "Transfer",
     "TransferEngine",
     "Watcher",
+    "WriteGrant",
 ]

@@ -20,8 +20,11 @@ from jax_fabric.engine.expectation import Expectation
 from jax_fabric.engine.pages import Pages, page_arguments
 from jax_fabric.engine.peer import Peer
 from jax_fabric.engine.prepared_scatter import PreparedScatter
+from jax_fabric.engine.revocation import Revocation
 from jax_fabric.engine.scatter_entry import ScatterEntry
+from jax_fabric.engine.source_range import source_range
 from jax_fabric.engine.transfer import Transfer
+from jax_fabric.engine.write_grant import WriteGrant, native_grant
 from jax_fabric.errors import InvalidArgument
 from jax_fabric.memory import Access, MemoryRegion, RemoteMemory
 from jax_fabric.memory.buffer import address_of, array_of
@@ -194,6 +197,7 @@ class DomainGroup:
         max_nbytes: int = 0,
         immediate: int | None = None,
         timeout_s: float | None = None,
+        grant: WriteGrant | None = None,
     ) -> Transfer:
         """Writes one range into a peer's memory, spread over the NICs.
 
@@ -208,14 +212,16 @@ class DomainGroup:
             ``nbytes``.
           immediate: an id that the peer handed out.
           timeout_s: by when the request has ended; default: the group's.
+          grant: that the peer gave for this (``open_grant``), with its immediate: the request ends
+            with Cancelled once it is taken back.
 
         Raises:
-          InvalidArgument: a range is outside of its memory.
+          InvalidArgument: a range is outside of its memory; the immediate is not the grant's.
           FabricError: the target belongs to another peer or an earlier life of this one; or so many
             requests were under way all the time that none could be added.
         """
         handle = self._handle(peer)
-        native_source, source_offset, nbytes = _source_range(source, source_offset, nbytes)
+        native_source, source_offset, nbytes = source_range(source, source_offset, nbytes)
         instance("target", target, RemoteMemory)
         native = self._native.write(
             handle,
@@ -227,6 +233,7 @@ class DomainGroup:
             integer("max_nbytes", max_nbytes),
             None if immediate is None else integer("immediate", immediate, most=MAX_U32),
             self._microseconds(timeout_s),
+            native_grant(grant),
         )
         return self._transfer(native, "the write", timeout_s)
 
@@ -241,6 +248,7 @@ class DomainGroup:
         page_nbytes: int,
         immediate: int | None = None,
         timeout_s: float | None = None,
+        grant: WriteGrant | None = None,
     ) -> Transfer:
         """Writes pages into a peer's memory: source page i goes to target page i.
 
@@ -253,6 +261,7 @@ class DomainGroup:
           page_nbytes: length of every page.
           immediate: an id that the peer handed out; each page brings it once.
           timeout_s: by when the request has ended; default: the group's.
+          grant: as of ``write``.
 
         Raises:
           InvalidArgument: a page is outside of its memory; there are not as many of both.
@@ -271,22 +280,35 @@ class DomainGroup:
             page_arguments("target_pages", target_pages, page_nbytes),
             None if immediate is None else integer("immediate", immediate, most=MAX_U32),
             self._microseconds(timeout_s),
+            native_grant(grant),
         )
         return self._transfer(native, "the paged write", timeout_s)
 
     def scatter(
-        self, entries: Sequence[ScatterEntry], *, timeout_s: float | None = None
+        self,
+        entries: Sequence[ScatterEntry],
+        *,
+        timeout_s: float | None = None,
+        grant: WriteGrant | None = None,
     ) -> Transfer:
         """Writes to many peers, one write each.
 
         Peers that can be reached are written to whatever happens to the others.
+
+        Args:
+          entries: what goes where.
+          timeout_s: by when the request has ended; default: the group's.
+          grant: as of ``write``; then all entries are for the peer that gave it, and bring its
+            immediate.
 
         Raises:
           InvalidArgument: names what is wrong of an entry.
           FabricError: as ``write``.
         """
         native = self._native.scatter(
-            [self._entry(entry) for entry in entries], self._microseconds(timeout_s)
+            [self._entry(entry) for entry in entries],
+            self._microseconds(timeout_s),
+            native_grant(grant),
         )
         return self._transfer(native, "the scatter", timeout_s)
 
@@ -318,6 +340,55 @@ class DomainGroup:
             arguments.append((self._handle(target.peer), target.target._native, immediate))
         native = self._native.barrier(arguments, self._microseconds(timeout_s))
         return self._transfer(native, "the barrier", timeout_s)
+
+    # --- grants
+
+    def open_grant(self, writer: Peer, immediate: int) -> WriteGrant:
+        """Gives a peer leave to write here, that can be taken back; see ``revoke_grant``.
+
+        Send its bytes to the writer, along with the descriptor. Both sides have to receive messages
+        (``receive_messages``). What a peer writes without a grant is not held back.
+
+        Args:
+          writer: who may write.
+          immediate: one of this group's, for this grant alone.
+
+        Raises:
+          FabricError: the immediate was not handed out, or this group does not receive messages.
+        """
+        immediate = integer("immediate", immediate, most=MAX_U32)
+        native = self._native.open_grant(self._handle(writer), immediate)
+        return WriteGrant(native.to_bytes())
+
+    def close_grant(self, grant: WriteGrant) -> None:
+        """Ends a grant under which all has come that is written."""
+        instance("grant", grant, WriteGrant)
+        self._native.close_grant(grant._native)
+
+    def revoke_grant(self, grant: WriteGrant, *, timeout_s: float | None = None) -> Revocation:
+        """Takes a grant back: the writer is told to stop.
+
+        Once it has ended well, nothing can land any more that was written under the grant, and the
+        memory may be used for something else; who expects its immediate has got Cancelled then. A
+        writer that is lost is removed as a peer, which ends it as well.
+
+        Args:
+          grant: that this group has opened.
+          timeout_s: how long to wait for the writer. Afterwards the memory is in quarantine: the
+            engine goes on asking, and revoking again says how that went.
+        """
+        instance("grant", grant, WriteGrant)
+        native = self._native.revoke_grant(grant._native, self._microseconds(timeout_s))
+        return Revocation(native, f"the revocation of {grant!r}", self._seconds(timeout_s))
+
+    def give_up_grant(self, owner: Peer, grant: WriteGrant) -> None:
+        """The writer's: ends what it writes under the grant with Cancelled, now and later.
+
+        The owner is told once nothing of it is in flight, and whoever expects its immediate there
+        gets Cancelled.
+        """
+        instance("grant", grant, WriteGrant)
+        self._native.give_up_grant(self._handle(owner), grant._native)
 
     # --- messages
 
@@ -402,7 +473,7 @@ class DomainGroup:
     def _entry(self, entry: ScatterEntry) -> tuple[Any, ...]:
         instance("entries", entry, ScatterEntry)
         instance("target", entry.target, RemoteMemory)
-        source, source_offset, nbytes = _source_range(
+        source, source_offset, nbytes = source_range(
             entry.source, entry.source_offset, entry.nbytes
         )
         return (
@@ -415,22 +486,3 @@ class DomainGroup:
             integer("immediate", entry.immediate, most=MAX_U32),
             integer("max_nbytes", entry.max_nbytes),
         )
-
-
-def _source_range(
-    source: MemoryRegion | None, offset: int, nbytes: int | None
-) -> tuple[_core.Region | None, int, int]:
-    """The native region, offset and length of a source."""
-    offset = integer("source_offset", offset)
-    if source is None:
-        if nbytes:
-            raise InvalidArgument(f"nbytes={nbytes!r}: without a source there is nothing to write")
-        return None, 0, 0
-    instance("source", source, MemoryRegion)
-    if nbytes is None:
-        if offset > source.nbytes:
-            raise InvalidArgument(
-                f"source_offset={offset}: is outside of the source's {source.nbytes} bytes"
-            )
-        return source._native, offset, source.nbytes - offset
-    return source._native, offset, integer("nbytes", nbytes)

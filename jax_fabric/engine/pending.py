@@ -50,7 +50,7 @@ class Pending:
                 f"{self._what} has not ended within {limit_s:g} s; it goes on until its own "
                 f"deadline of {self._timeout_s:g} s"
             )
-        if (error := self._native.error()) is not None:
+        if (error := self.error()) is not None:
             raise error
 
     def result(self) -> None:
@@ -82,6 +82,6 @@ class Pending:
 
     def __repr__(self) -> str:
         """What it is, and how it stands."""
-        error = self._native.error()
+        error = self.error()
         state = "pending" if not self.done() else "done" if error is None else f"failed: {error}"
         return f"<{type(self).__name__}: {self._what}: {state}>"

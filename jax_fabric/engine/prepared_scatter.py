@@ -5,6 +5,7 @@ from __future__ import annotations
 from jax_fabric import _core
 from jax_fabric.arguments import integer, microseconds, seconds
 from jax_fabric.engine.pending import Pending
+from jax_fabric.engine.write_grant import WriteGrant, native_grant
 
 
 class PreparedScatter:
@@ -33,16 +34,17 @@ class PreparedScatter:
             integer("entry", entry, most=self._entries - 1), integer("nbytes", nbytes)
         )
 
-    def post(self, *, timeout_s: float | None = None) -> Pending:
+    def post(self, *, timeout_s: float | None = None, grant: WriteGrant | None = None) -> Pending:
         """Writes all entries.
 
         Args:
           timeout_s: by when it has ended; default: the group's.
+          grant: as of ``DomainGroup.scatter``; each post may have another one.
 
         Raises:
-          InvalidArgument: an entry is longer than it declared.
+          InvalidArgument: an entry is longer than it declared, or does not fit the grant.
           FabricError: the post before has not ended, or the engine is closed.
         """
         limit_s = self._timeout_s if timeout_s is None else seconds("timeout_s", timeout_s)
-        native = self._native.post(microseconds(limit_s))
+        native = self._native.post(microseconds(limit_s), native_grant(grant))
         return Pending(native, "the scatter", limit_s)

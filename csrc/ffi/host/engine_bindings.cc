@@ -42,6 +42,10 @@ RemoteMemory ParseRemoteMemory(const nb::bytes& bytes) {
   return ValueOrRaise(ParseDescriptor(ByteView(static_cast<const std::byte*>(bytes.data()), bytes.size())));
 }
 
+WriteGrant ParseWriteGrant(const nb::bytes& bytes) {
+  return ValueOrRaise(WriteGrant::Parse(ByteView(static_cast<const std::byte*>(bytes.data()), bytes.size())));
+}
+
 void CloseEngine(HostEngine& self, int64_t timeout_us) {
   Status status;
   {
@@ -70,6 +74,12 @@ nb::bytes Describe(const HostRegionHandle& self) {
 }
 
 void RegisterMemoryBindings(nb::module_& m) {
+  nb::class_<WriteGrant>(m, "WriteGrant")
+      .def_static("from_bytes", &ParseWriteGrant, nb::arg("grant"))
+      .def("to_bytes", [](const WriteGrant& self) { return ToPython(self.Serialize()); })
+      .def_ro("id", &WriteGrant::id)
+      .def_ro("immediate", &WriteGrant::immediate);
+
   nb::class_<RemoteMemory>(m, "RemoteMemory")
       .def_static("from_bytes", &ParseRemoteMemory, nb::arg("descriptor"))
       .def("to_bytes", [](const RemoteMemory& self) { return ToPython(SerializeDescriptor(self)); })

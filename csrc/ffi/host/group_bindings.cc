@@ -50,7 +50,7 @@ constexpr size_t kManyPages = 4096;
 // another thread that computes takes milliseconds.
 template <typename Submit>
 PendingPointer Run(const HostGroup& self, std::vector<std::shared_ptr<HostRegion>> sources, int64_t timeout_us,
-                   Submit submit, bool is_long = false) {
+                   const std::optional<WriteGrant>& grant, Submit submit, bool is_long = false) {
   Usable(self);
   auto pending = std::make_shared<Pending>(self.engine);
   RequestOptions options;
@@ -59,6 +59,7 @@ PendingPointer Run(const HostGroup& self, std::vector<std::shared_ptr<HostRegion
   options.keep_alive = pending->MakeKeepAlive(std::move(sources));
   const WorkerCallback callback = options.on_worker;
   options.wait_for_room = false;
+  options.grant = grant;
   Result<Transfer> transfer;
   if (!is_long) transfer = submit(options);
   if (is_long || (!transfer.has_value() && transfer.error().code == ErrorCode::kResourceExhausted)) {
@@ -121,7 +122,7 @@ PendingPointer Expect(const HostGroup& self, uint32_t immediate, uint32_t count,
 
 PendingPointer Write(const HostGroup& self, PeerHandle peer, const HostRegionHandle* source, uint64_t source_offset,
                      const RemoteMemory& target, uint64_t target_offset, uint64_t nbytes, uint64_t max_nbytes,
-                     std::optional<uint32_t> immediate, int64_t timeout_us) {
+                     std::optional<uint32_t> immediate, int64_t timeout_us, const std::optional<WriteGrant>& grant) {
   SingleWrite write;
   write.peer = peer;
   if (source != nullptr) write.source = source->region()->memory();
@@ -131,7 +132,7 @@ PendingPointer Write(const HostGroup& self, PeerHandle peer, const HostRegionHan
   write.length = nbytes;
   write.max_length = max_nbytes;
   write.immediate = immediate;
-  return Run(self, Sources(self, source), timeout_us,
+  return Run(self, Sources(self, source), timeout_us, grant,
              [&](RequestOptions options) { return self.group->Write(write, std::move(options)); });
 }
 
@@ -150,7 +151,8 @@ PageSet ToPageSet(const char* name, const PageArguments& arguments) {
 
 PendingPointer WritePages(const HostGroup& self, PeerHandle peer, uint64_t page_nbytes, const HostRegionHandle& source,
                           const PageArguments& source_pages, const RemoteMemory& target,
-                          const PageArguments& target_pages, std::optional<uint32_t> immediate, int64_t timeout_us) {
+                          const PageArguments& target_pages, std::optional<uint32_t> immediate, int64_t timeout_us,
+                          const std::optional<WriteGrant>& grant) {
   PagedWrites write;
   write.peer = peer;
   write.page_length = page_nbytes;
@@ -160,7 +162,7 @@ PendingPointer WritePages(const HostGroup& self, PeerHandle peer, uint64_t page_
   write.target_pages = ToPageSet("target_pages", target_pages);
   write.immediate = immediate;
   return Run(
-      self, Sources(self, &source), timeout_us,
+      self, Sources(self, &source), timeout_us, grant,
       [&](RequestOptions options) { return self.group->WritePages(write, std::move(options)); },
       write.source_pages.indices.size() + write.target_pages.indices.size() > kManyPages);
 }
@@ -186,9 +188,10 @@ HostScatterEntries ToEntries(const HostGroup& self, const std::vector<EntryArgum
   return result;
 }
 
-PendingPointer Scatter(const HostGroup& self, const std::vector<EntryArguments>& arguments, int64_t timeout_us) {
+PendingPointer Scatter(const HostGroup& self, const std::vector<EntryArguments>& arguments, int64_t timeout_us,
+                       const std::optional<WriteGrant>& grant) {
   HostScatterEntries scatter = ToEntries(self, arguments);
-  return Run(self, std::move(scatter.sources), timeout_us,
+  return Run(self, std::move(scatter.sources), timeout_us, grant,
              [&](RequestOptions options) { return self.group->Scatter(scatter.entries, std::move(options)); });
 }
 
@@ -211,13 +214,14 @@ void SetScatterLength(HostScatter& self, size_t entry, uint64_t nbytes) {
   self.scatter->SetLength(entry, nbytes);
 }
 
-PendingPointer PostScatter(const std::shared_ptr<HostScatter>& self, int64_t timeout_us) {
+PendingPointer PostScatter(const std::shared_ptr<HostScatter>& self, int64_t timeout_us,
+                           const std::optional<WriteGrant>& grant) {
   Usable(self->group);
   auto pending = std::make_shared<Pending>(self->group.engine);
   pending->Keep(self);
   const WorkerCallback callback = pending->MakeCallback();
   const Deadline deadline = AfterTimeout(timeout_us, self->group.engine->clock());
-  if (const Status status = self->scatter->Post(deadline, callback); !status.has_value()) {
+  if (const Status status = self->scatter->Post(deadline, callback, grant); !status.has_value()) {
     Pending::Forget(callback);
     Raise(status.error());
   }
@@ -227,14 +231,26 @@ PendingPointer PostScatter(const std::shared_ptr<HostScatter>& self, int64_t tim
 PendingPointer Barrier(const HostGroup& self, const std::vector<BarrierArguments>& arguments, int64_t timeout_us) {
   std::vector<BarrierTarget> targets;
   for (const auto& [peer, target, immediate] : arguments) targets.push_back({peer, target.get(), immediate});
-  return Run(self, {}, timeout_us,
+  return Run(self, {}, timeout_us, {},
              [&](RequestOptions options) { return self.group->Barrier(targets, std::move(options)); });
 }
 
 PendingPointer Send(const HostGroup& self, PeerHandle peer, const nb::bytes& message, int64_t timeout_us) {
-  return Run(self, {}, timeout_us, [&, view = View(message)](RequestOptions options) {
+  return Run(self, {}, timeout_us, {}, [&, view = View(message)](RequestOptions options) {
     return self.group->Send(peer, view, std::move(options));
   });
+}
+
+PendingPointer RevokeGrant(const HostGroup& self, const WriteGrant& grant, int64_t timeout_us) {
+  DomainGroup& group = Usable(self);
+  auto pending = std::make_shared<Pending>(self.engine);
+  const WorkerCallback callback = pending->MakeCallback();
+  const Deadline deadline = AfterTimeout(timeout_us, self.engine->clock());
+  if (const Status status = group.RevokeGrant(grant, deadline, callback); !status.has_value()) {
+    Pending::Forget(callback);
+    Raise(status.error());
+  }
+  return pending;
 }
 
 void ReceiveMessages(const HostGroup& self, const nb::object& function, uint32_t buffers, uint64_t max_nbytes) {
@@ -258,7 +274,7 @@ void ReceiveMessages(const HostGroup& self, const nb::object& function, uint32_t
 void RegisterGroupBindings(nb::module_& m) {
   nb::class_<HostScatter>(m, "PreparedScatter")
       .def("set_nbytes", &SetScatterLength, nb::arg("entry"), nb::arg("nbytes"))
-      .def("post", &PostScatter, nb::arg("timeout_us"));
+      .def("post", &PostScatter, nb::arg("timeout_us"), nb::arg("grant").none());
 
   nb::class_<HostGroup>(m, "DomainGroup")
       .def_prop_ro("nic_count", [](const HostGroup& self) { return Usable(self).nic_count(); })
@@ -301,13 +317,30 @@ void RegisterGroupBindings(nb::module_& m) {
             return ValueOrRaise(Usable(self).ScatterImmediates(peer, max_nbytes));
           },
           nb::arg("peer"), nb::arg("max_nbytes"))
+      .def(
+          "open_grant",
+          [](const HostGroup& self, PeerHandle writer, uint32_t immediate) {
+            return ValueOrRaise(Usable(self).OpenGrant(writer, immediate));
+          },
+          nb::arg("writer"), nb::arg("immediate"))
+      .def(
+          "close_grant",
+          [](const HostGroup& self, const WriteGrant& grant) { RaiseIfError(Usable(self).CloseGrant(grant)); },
+          nb::arg("grant"))
+      .def("revoke_grant", &RevokeGrant, nb::arg("grant"), nb::arg("timeout_us"))
+      .def(
+          "give_up_grant",
+          [](const HostGroup& self, PeerHandle owner, const WriteGrant& grant) {
+            RaiseIfError(Usable(self).GiveUpGrant(owner, grant));
+          },
+          nb::arg("owner"), nb::arg("grant"))
       .def("write", &Write, nb::arg("peer"), nb::arg("source").none(), nb::arg("source_offset"), nb::arg("target"),
            nb::arg("target_offset"), nb::arg("nbytes"), nb::arg("max_nbytes"), nb::arg("immediate").none(),
-           nb::arg("timeout_us"))
+           nb::arg("timeout_us"), nb::arg("grant").none())
       .def("write_pages", &WritePages, nb::arg("peer"), nb::arg("page_nbytes"), nb::arg("source"),
            nb::arg("source_pages"), nb::arg("target"), nb::arg("target_pages"), nb::arg("immediate").none(),
-           nb::arg("timeout_us"))
-      .def("scatter", &Scatter, nb::arg("entries"), nb::arg("timeout_us"))
+           nb::arg("timeout_us"), nb::arg("grant").none())
+      .def("scatter", &Scatter, nb::arg("entries"), nb::arg("timeout_us"), nb::arg("grant").none())
       .def("prepare_scatter", &PrepareScatter, nb::arg("entries"))
       .def("barrier", &Barrier, nb::arg("targets"), nb::arg("timeout_us"))
       .def("send", &Send, nb::arg("peer"), nb::arg("message"), nb::arg("timeout_us"))

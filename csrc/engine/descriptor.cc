@@ -1,5 +1,8 @@
 #include "csrc/engine/descriptor.h"
 
+#include <memory>
+#include <utility>
+
 #include "csrc/base/byte_reader.h"
 #include "csrc/base/byte_writer.h"
 
@@ -8,6 +11,40 @@ namespace {
 
 constexpr uint32_t kDescriptorMagic = 0x4d52464a;  // "JFRM"
 constexpr uint16_t kDescriptorVersion = 1;
+
+void WritePieces(ByteWriter& writer, const RemoteMemory::Pieces& pieces) {
+  writer.U64(pieces.stride);
+  writer.U64(pieces.offset);
+  writer.U32(static_cast<uint32_t>(pieces.nics.size()));
+  for (const RemoteMemory::Nic& nic : pieces.nics) {
+    writer.U64(nic.remote_address);
+    writer.U64(nic.remote_key);
+  }
+}
+
+Result<RemoteMemory::Pieces> ReadPieces(ByteReader& reader, uint64_t length, size_t nic_count) {
+  RemoteMemory::Pieces pieces;
+  JF_ASSIGN_OR_RETURN(pieces.stride, reader.U64("stride of pieces"));
+  JF_ASSIGN_OR_RETURN(pieces.offset, reader.U64("offset in the first piece"));
+  JF_ASSIGN_OR_RETURN(const uint32_t entries, reader.U32("pieces of all NICs"));
+  const uint64_t count = entries / nic_count;
+  // Offsets must neither overflow nor leave pieces that nothing lies in.
+  const bool fits = pieces.offset < pieces.stride && length <= ~pieces.offset && count >= 2 &&
+                    (pieces.offset + length - 1) / pieces.stride >= count - 1;
+  if (entries % nic_count != 0 || count > PieceLayout::kMaxPieces || length == 0 || !fits) {
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "memory descriptor: {} bytes from {} on, in {} pieces of {} NICs, one every {} bytes: that cannot "
+                     "be",
+                     length, pieces.offset, entries, nic_count, pieces.stride);
+  }
+  for (uint32_t i = 0; i < entries; ++i) {
+    RemoteMemory::Nic nic{};
+    JF_ASSIGN_OR_RETURN(nic.remote_address, reader.U64("remote address of a piece"));
+    JF_ASSIGN_OR_RETURN(nic.remote_key, reader.U64("remote key of a piece"));
+    pieces.nics.push_back(nic);
+  }
+  return pieces;
+}
 
 }  // namespace
 
@@ -20,6 +57,7 @@ Bytes SerializeDescriptor(const RemoteMemory& memory) {
     writer.U64(nic.remote_address);
     writer.U64(nic.remote_key);
   }
+  if (memory.pieces != nullptr) WritePieces(writer, *memory.pieces);
   return SealFrame(kDescriptorMagic, kDescriptorVersion, writer.bytes());
 }
 
@@ -39,6 +77,10 @@ Result<RemoteMemory> ParseDescriptor(ByteView bytes) {
     JF_ASSIGN_OR_RETURN(nic.remote_address, reader.U64("remote address"));
     JF_ASSIGN_OR_RETURN(nic.remote_key, reader.U64("remote key"));
     memory.nics.push_back(nic);
+  }
+  if (reader.remaining() > 0) {
+    JF_ASSIGN_OR_RETURN(RemoteMemory::Pieces pieces, ReadPieces(reader, memory.length, nic_count));
+    memory.pieces = std::make_shared<const RemoteMemory::Pieces>(std::move(pieces));
   }
   return memory;
 }

@@ -8,6 +8,7 @@
 #include "csrc/engine/group_driver.h"
 #include "csrc/engine/message_pool.h"
 #include "csrc/engine/peer_table.h"
+#include "csrc/engine/piece_layout.h"
 #include "csrc/engine/prepared_scatter.h"
 #include "csrc/engine/registration_cache.h"
 #include "csrc/engine/request_planner.h"
@@ -18,12 +19,6 @@ namespace jax_fabric {
 namespace {
 
 constexpr uint64_t kDefaultMessageBytes = 8192;
-
-uint64_t SmallestWriteLimit(std::span<const std::unique_ptr<Domain>> domains) {
-  uint64_t limit = domains[0]->limits().max_write_bytes;
-  for (const auto& domain : domains) limit = std::min(limit, domain->limits().max_write_bytes);
-  return limit;
-}
 
 }  // namespace
 
@@ -63,7 +58,7 @@ Bytes DomainGroup::Address() const {
   address.name = name().substr(0, PeerAddress::kMaxNameBytes);
   address.kind = driver_->domains()[0]->kind();
   address.incarnation = incarnation_;
-  address.max_write_bytes = SmallestWriteLimit(driver_->domains());
+  address.max_write_bytes = GroupWriteLimit(driver_->domains());
   address.max_message_bytes = driver_->domains()[0]->limits().max_message_bytes;
   for (const auto& domain : driver_->domains()) {
     address.nics.emplace_back(domain->address().begin(), domain->address().end());
@@ -91,7 +86,7 @@ Result<PeerHandle> DomainGroup::AddPeer(ByteView bytes) {
                      "configure as many on both sides",
                      name(), address.name, address.nics.size(), nic_count());
   }
-  JF_ASSIGN_OR_RETURN(const auto added, peers_->Add(bytes, std::move(address), SmallestWriteLimit(driver_->domains())));
+  JF_ASSIGN_OR_RETURN(const auto added, peers_->Add(bytes, std::move(address), GroupWriteLimit(driver_->domains())));
   const auto [peer, is_new] = added;
   if (is_new) driver_->Submit(&peer->connect);
   return peer->handle;
@@ -164,13 +159,8 @@ Result<Bytes> DomainGroup::Describe(const RegisteredMemory& memory) const {
                      "Access::kRemoteWrite",
                      name(), memory.length, memory.address);
   }
-  const uint64_t offset = reinterpret_cast<uint64_t>(memory.address) - entry->address;
-  RemoteMemory remote;
-  remote.length = memory.length;
+  RemoteMemory remote = registrations_->Describe(memory, *entry);
   remote.incarnation = incarnation_;
-  for (size_t nic = 0; nic < nic_count(); ++nic) {
-    remote.nics.push_back({entry->regions[nic].remote_address + offset, entry->regions[nic].remote_key});
-  }
   return SerializeDescriptor(remote);
 }
 
@@ -182,7 +172,7 @@ void* DomainGroup::MapRemote(PeerHandle handle, const RemoteMemory& memory) {
   Peer* peer = peers_->Find(handle);
   // Acquire, partner: the store of kReady; `ids` was written before.
   if (peer == nullptr || peer->state.load(std::memory_order_acquire) != PeerState::kReady) return nullptr;
-  if (memory.nics.size() != nic_count()) return nullptr;
+  if (memory.nics.size() != nic_count() || memory.pieces != nullptr) return nullptr;
   if (memory.incarnation != 0 && memory.incarnation != peer->address.incarnation) return nullptr;
   return driver_->domains()[0]->MapRemote(peer->ids[0].load(std::memory_order_relaxed), memory.nics[0].remote_address,
                                           memory.nics[0].remote_key, memory.length);

@@ -3,10 +3,24 @@
 #include <utility>
 
 #include "csrc/engine/group_driver.h"
+#include "csrc/engine/registration_cache.h"
 
 namespace jax_fabric {
 
 void Operation::Start(GroupDriver& driver) { driver.Begin(*this); }
+
+void Operation::UsePieces(const Stream& stream, uint64_t source_offset, uint64_t target_offset, WriteRequest& request) {
+  const uint32_t nic = stream.lane->nic;
+  if (stream.source_pieces != nullptr) {
+    request.local_key = stream.source_pieces->KeyAt(stream.source_offset + source_offset, nic);
+  }
+  if (stream.target_pieces != nullptr) {
+    const auto target = RemoteMemory::At(*stream.target_pieces, stream.target_offset + target_offset, nic,
+                                         stream.lane->peer->address.nics.size());
+    request.remote_address = target.remote_address;
+    request.remote_key = target.remote_key;
+  }
+}
 
 void Operation::Rewind() {
   total_ = done_ = in_flight_ = queued_streams_ = 0;

@@ -67,6 +67,8 @@ class Operation : public DriverRequest, public DeadlineNode {
     on_failure_ = on_failure;
   }
   virtual std::span<Stream> streams() = 0;
+  // Names the pieces that a write from `source_offset` and to `target_offset` behind the stream's ends lies in.
+  static void UsePieces(const Stream& stream, uint64_t source_offset, uint64_t target_offset, WriteRequest& request);
   // Makes post `stream.next_index`, and those after it if the domain takes several at once: `posted` of them, at most
   // `room`, if it is kPosted.
   virtual PostResult Post(Domain& domain, Stream& stream, uint32_t room, uint32_t& posted) = 0;

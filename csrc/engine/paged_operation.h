@@ -21,6 +21,7 @@ class PagedOperation final : public Operation {
     std::array<uint64_t, kMaxNics> local_keys{};
     std::array<uint64_t, kMaxNics> remote_addresses{};  // of page index 0
     std::array<uint64_t, kMaxNics> remote_keys{};
+    TransferPieces pieces;
     uint64_t page_length = 0;
     uint64_t source_stride = 0;
     uint64_t target_stride = 0;
@@ -39,8 +40,11 @@ class PagedOperation final : public Operation {
   PostResult Post(Domain& domain, Stream& stream, uint32_t room, uint32_t& posted) override;
 
  private:
+  PostResult PostPage(Domain& domain, const Stream& stream, uint64_t page);
+
   std::array<Stream, kMaxNics> streams_;
   size_t stream_count_ = 0;
+  TransferPieces pieces_;
   std::vector<uint64_t> source_offsets_;
   std::vector<uint64_t> target_offsets_;
 };

@@ -5,6 +5,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "csrc/base/status.h"
@@ -17,6 +18,7 @@
 namespace jax_fabric {
 
 class Operation;
+struct LocalPieces;
 struct Peer;
 struct Lane;
 
@@ -37,11 +39,33 @@ struct Stream {
   uint64_t local_key = 0;
   uint64_t remote_address = 0;
   uint64_t remote_key = 0;
+  // Where the memory is registered in pieces: these, and how far behind the first piece's first byte `source` and
+  // `remote_address` are. Kept by the operation.
+  const LocalPieces* source_pieces = nullptr;
+  uint64_t source_offset = 0;
+  const RemoteMemory::Pieces* target_pieces = nullptr;
+  uint64_t target_offset = 0;
   uint64_t length = 0;      // of the whole transfer
   uint64_t part_count = 1;  // of the whole transfer
   uint64_t first_part = 0;  // this stream makes parts first_part, first_part + part_step, ...
   uint64_t part_step = 1;
   std::optional<uint32_t> immediate;
+};
+
+// Where memory is registered in pieces, at both ends; kept for as long as something may be posted from it.
+struct TransferPieces {
+  std::shared_ptr<const LocalPieces> source;
+  uint64_t source_offset = 0;  // see Stream
+  std::shared_ptr<const RemoteMemory::Pieces> target;
+  uint64_t target_offset = 0;
+
+  bool empty() const { return source == nullptr && target == nullptr; }
+  void Set(Stream& stream) const {
+    stream.source_pieces = source.get();
+    stream.source_offset = source_offset;
+    stream.target_pieces = target.get();
+    stream.target_offset = target_offset;
+  }
 };
 
 // Worker only.

@@ -43,26 +43,37 @@ Result<RegistrationCache::Slot*> RegistrationCache::MakeSlot() {
   return &slot;
 }
 
-Status RegistrationCache::RegisterWithNics(Slot& slot) {
-  for (size_t nic = 0; nic < domains_.size(); ++nic) {
-    Result<MemoryRegion> region =
-        domains_[nic]->RegisterMemory(reinterpret_cast<void*>(slot.address), slot.length, slot.kind, slot.access);
-    if (!region.has_value()) {
-      Error error = std::move(region).error();
-      [[maybe_unused]] const Status undone = DeregisterFromNics(slot);  // the first cause is what to tell
-      return tl::unexpected<Error>(std::move(error));
+Status RegistrationCache::RegisterWithNics(Slot& slot, const PieceLayout& layout) {
+  auto pieces = std::make_shared<LocalPieces>();
+  pieces->stride = layout.stride;
+  pieces->regions.resize(layout.count);
+  Status status;
+  for (uint64_t i = 0; i < layout.count && status.has_value(); ++i) {
+    const uint64_t offset = i * layout.stride;
+    const uint64_t length = std::min(layout.bytes, slot.length - offset);
+    for (size_t nic = 0; nic < domains_.size() && status.has_value(); ++nic) {
+      Result<MemoryRegion> region =
+          domains_[nic]->RegisterMemory(reinterpret_cast<void*>(slot.address + offset), length, slot.kind, slot.access);
+      if (!region.has_value()) {
+        status = tl::unexpected<Error>(std::move(region).error());
+        break;
+      }
+      pieces->regions[i][nic] = *region;
+      ++slot.registered;
     }
-    slot.regions[nic] = *region;
-    slot.registered |= 1u << nic;
   }
-  return {};
+  slot.regions = pieces->regions[0];
+  slot.pieces = layout.count > 1 ? std::move(pieces) : nullptr;
+  if (!status.has_value()) [[maybe_unused]]
+    const Status undone = DeregisterFromNics(slot);  // not what to tell
+  return status;
 }
 
 Status RegistrationCache::DeregisterFromNics(Slot& slot) {
-  for (size_t nic = 0; nic < domains_.size(); ++nic) {
-    if ((slot.registered & (1u << nic)) == 0) continue;
-    JF_RETURN_IF_ERROR(domains_[nic]->DeregisterMemory(slot.regions[nic]));
-    slot.registered &= ~(1u << nic);
+  for (; slot.registered > 0; --slot.registered) {
+    const size_t piece = (slot.registered - 1) / domains_.size(), nic = (slot.registered - 1) % domains_.size();
+    JF_RETURN_IF_ERROR(
+        domains_[nic]->DeregisterMemory(slot.pieces ? slot.pieces->regions[piece][nic] : slot.regions[nic]));
   }
   return {};
 }
@@ -73,12 +84,12 @@ Result<RegisteredMemory> RegistrationCache::Register(void* address, uint64_t len
     return MakeError(ErrorCode::kInvalidArgument, "register memory: {} bytes at {} are no range of memory", length,
                      address);
   }
-  for (const auto& domain : domains_) {
-    if (const uint64_t limit = domain->limits().max_region_bytes; limit != 0 && length > limit) {
-      return MakeError(ErrorCode::kOutOfRange,
-                       "register memory: {} bytes, but {} registers at most {} at a time; register in pieces", length,
-                       domain->name(), limit);
-    }
+  const PieceLayout layout = LayoutOf(length, domains_, write_limit_);
+  if (layout.count > PieceLayout::kMaxPieces) {
+    return MakeError(
+        ErrorCode::kOutOfRange,
+        "register memory: {} bytes are {} pieces of at most {}, as the NICs take them, and {} are possible", length,
+        layout.count, layout.bytes, PieceLayout::kMaxPieces);
   }
   std::lock_guard lock(mutex_);
   Slot* slot = FindSharable(first, length, kind, access);
@@ -90,7 +101,7 @@ Result<RegisteredMemory> RegistrationCache::Register(void* address, uint64_t len
     slot->kind = kind;
     slot->access = access;
     slot->references = 0;
-    if (Status status = RegisterWithNics(*slot); !status.has_value()) {
+    if (Status status = RegisterWithNics(*slot, layout); !status.has_value()) {
       if (slot->registered == 0) free_slots_.push_back(index);
       return tl::unexpected<Error>(std::move(status).error());
     }
@@ -117,6 +128,7 @@ Status RegistrationCache::Release(const RegisteredMemory& memory) {
   JF_RETURN_IF_ERROR(DeregisterFromNics(*slot));
   slot->references = 0;
   slot->id.store(0, std::memory_order_release);
+  slot->pieces = nullptr;  // requests that have not ended keep them
   by_address_.erase(slot->position);
   free_slots_.push_back(memory.id & kIndexMask);
   return {};
@@ -129,6 +141,32 @@ const RegistrationCache::Entry* RegistrationCache::Find(const RegisteredMemory& 
   const bool inside = first >= slot->address && first - slot->address <= slot->length &&
                       memory.length <= slot->length - (first - slot->address);
   return inside ? slot : nullptr;
+}
+
+RemoteMemory RegistrationCache::Describe(const RegisteredMemory& memory, const Entry& entry) const {
+  RemoteMemory remote;
+  remote.length = memory.length;
+  uint64_t offset = reinterpret_cast<uint64_t>(memory.address) - entry.address;
+  const auto describe = [this](const std::array<MemoryRegion, kMaxNics>& regions, uint64_t at,
+                               std::vector<RemoteMemory::Nic>& nics) {
+    for (size_t nic = 0; nic < domains_.size(); ++nic) {
+      nics.push_back({regions[nic].remote_address + at, regions[nic].remote_key});
+    }
+  };
+  if (entry.pieces == nullptr) {
+    describe(entry.regions, offset, remote.nics);
+    return remote;
+  }
+  const auto& [stride, regions] = *entry.pieces;
+  const uint64_t first = PieceAt(offset, stride, regions.size());
+  const uint64_t last = PieceAt(offset + memory.length - 1, stride, regions.size());
+  offset -= first * stride;
+  describe(regions[first], offset, remote.nics);
+  if (first == last) return remote;
+  RemoteMemory::Pieces pieces{.stride = stride, .offset = offset, .nics = {}};
+  for (uint64_t piece = first; piece <= last; ++piece) describe(regions[piece], 0, pieces.nics);
+  remote.pieces = std::make_shared<const RemoteMemory::Pieces>(std::move(pieces));
+  return remote;
 }
 
 size_t RegistrationCache::size() const {

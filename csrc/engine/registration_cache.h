@@ -20,8 +20,20 @@
 #include "csrc/base/status.h"
 #include "csrc/engine/domain.h"
 #include "csrc/engine/memory.h"
+#include "csrc/engine/piece_layout.h"
 
 namespace jax_fabric {
+
+// Memory of this process that its NICs registered in pieces (piece_layout.h).
+struct LocalPieces {
+  uint64_t stride = 0;
+  std::vector<std::array<MemoryRegion, kMaxNics>> regions;
+
+  // For a part that begins `offset` bytes behind the first byte of all.
+  uint64_t KeyAt(uint64_t offset, size_t nic) const {
+    return regions[PieceAt(offset, stride, regions.size())][nic].local_key;
+  }
+};
 
 class RegistrationCache {
  public:
@@ -31,10 +43,12 @@ class RegistrationCache {
     uint64_t length = 0;
     MemoryKind kind = MemoryKind::kHost;
     Access access = Access::kLocalOnly;
-    std::array<MemoryRegion, kMaxNics> regions{};
+    std::array<MemoryRegion, kMaxNics> regions{};  // of the first piece
+    std::shared_ptr<const LocalPieces> pieces;     // null: it is one
   };
 
-  explicit RegistrationCache(std::span<const std::unique_ptr<Domain>> domains) : domains_(domains) {}
+  explicit RegistrationCache(std::span<const std::unique_ptr<Domain>> domains)
+      : domains_(domains), write_limit_(GroupWriteLimit(domains)) {}
   // Deregisters what is left.
   ~RegistrationCache();
   RegistrationCache(const RegistrationCache&) = delete;
@@ -48,6 +62,9 @@ class RegistrationCache {
   // once the owner of `memory` has released it.
   const Entry* Find(const RegisteredMemory& memory) const;
 
+  // Of `entry`, which Find gave for `memory`: as peers see it.
+  RemoteMemory Describe(const RegisteredMemory& memory, const Entry& entry) const;
+
   size_t size() const;  // registrations that exist
 
  private:
@@ -58,7 +75,7 @@ class RegistrationCache {
     uint32_t index = 0;
     uint32_t references = 0;
     uint32_t uses = 0;        // ids that this slot has had
-    uint32_t registered = 0;  // bit i: NIC i has its region
+    uint32_t registered = 0;  // regions: all NICs of the first piece, of the second, ...
     bool closing = false;     // nothing new may share it
     std::multimap<uint64_t, Slot*>::iterator position;
   };
@@ -68,10 +85,11 @@ class RegistrationCache {
 
   Slot* FindSharable(uint64_t address, uint64_t length, MemoryKind kind, Access access);
   Result<Slot*> MakeSlot();
-  Status RegisterWithNics(Slot& slot);
+  Status RegisterWithNics(Slot& slot, const PieceLayout& layout);
   Status DeregisterFromNics(Slot& slot);
 
   const std::span<const std::unique_ptr<Domain>> domains_;
+  const uint64_t write_limit_;
   mutable std::mutex mutex_;
   StableTable<Slot, 64, (1u << kIndexBits) / 64> slots_;
   uint32_t slot_count_ = 0;

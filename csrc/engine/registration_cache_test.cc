@@ -2,11 +2,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "csrc/engine/domains/simulated/simulated_domain.h"
 #include "csrc/engine/domains/simulated/simulated_network.h"
+#include "csrc/engine/shard_plan.h"
 #include "csrc/engine/testing/virtual_clock.h"
 
 namespace jax_fabric {
@@ -78,7 +81,66 @@ TEST_F(RegistrationCacheTest, SixtyFourBits) {
   EXPECT_FALSE(Register(~uint64_t{0} - 10, 100).has_value());
   EXPECT_FALSE(Register(0, 100).has_value());
   EXPECT_FALSE(Register(4096, 0).has_value());
-  EXPECT_EQ(Register(4096, uint64_t{65} << 30).error().code, ErrorCode::kOutOfRange);
+}
+
+TEST_F(RegistrationCacheTest, InPiecesThatOverlap) {
+  const uint64_t gib = uint64_t{1} << 30, base = 8 * gib;
+  const uint64_t longest = GroupWriteLimit(domains_);
+  EXPECT_EQ(longest, kMaxPartBytes);
+  for (const uint64_t length : {64 * gib, 64 * gib + 1, 127 * gib, 127 * gib + 1, 500 * gib + 17}) {
+    SCOPED_TRACE(length);
+    const PieceLayout layout = LayoutOf(length, domains_, longest);
+    const auto memory = Register(base, length).value();
+    const auto& entry = *cache_->Find(memory);
+    EXPECT_EQ(raw_[0]->regions(), layout.count);
+    EXPECT_EQ(raw_[1]->regions(), layout.count);
+    EXPECT_EQ(entry.pieces == nullptr, length == 64 * gib);
+    const RemoteMemory remote = cache_->Describe(memory, entry);
+    // Parts that begin and end around seams, and at both ends.
+    for (uint64_t seam = 0; seam <= length; seam += 63 * gib) {
+      for (const uint64_t begin : {seam - std::min<uint64_t>(seam, 1), seam, seam + 1, length - longest}) {
+        if (begin + longest > length) continue;
+        for (size_t nic = 0; nic < 2; ++nic) {
+          const RemoteMemory::Nic at = remote.At(begin, nic);
+          const auto* region = &entry.regions[nic];
+          for (uint64_t i = 0; i < layout.count && entry.pieces != nullptr; ++i) {
+            if (entry.pieces->regions[i][nic].remote_key == at.remote_key) region = &entry.pieces->regions[i][nic];
+          }
+          EXPECT_EQ(region->remote_key, at.remote_key);
+          EXPECT_EQ(at.remote_address, base + begin);
+          EXPECT_GE(at.remote_address, region->remote_address);
+          EXPECT_LE(at.remote_address + longest, region->remote_address + region->length);
+          const uint64_t key = entry.pieces == nullptr ? region->local_key : entry.pieces->KeyAt(begin, nic);
+          EXPECT_EQ(key, region->local_key);
+        }
+      }
+    }
+    EXPECT_TRUE(cache_->Release(memory).has_value());
+    EXPECT_EQ(raw_[0]->regions() + raw_[1]->regions(), 0u);
+  }
+  const Error error = Register(base, uint64_t{300'000} * gib).error();
+  EXPECT_EQ(error.code, ErrorCode::kOutOfRange);
+  EXPECT_NE(error.message.find("and 4096 are possible"), std::string::npos) << error.message;
+}
+
+TEST_F(RegistrationCacheTest, SmallestPieces) {
+  for (const uint64_t limit : {uint64_t{2}, uint64_t{3}, uint64_t{4095}, uint64_t{8191}, uint64_t{8192}}) {
+    simulated::SimulatedDomainOptions options;
+    options.limits.max_region_bytes = limit;
+    std::vector<std::unique_ptr<Domain>> domains;
+    domains.push_back(std::make_unique<SimulatedDomain>(network_, options));
+    const uint64_t longest = GroupWriteLimit(domains);
+    for (uint64_t length = 1; length < 3 * limit; length += 1 + length / 7) {
+      const PieceLayout layout = LayoutOf(length, domains, longest);
+      const uint64_t part = std::min(longest, length);
+      for (uint64_t begin = 0; begin + part <= length; ++begin) {
+        const uint64_t piece = PieceAt(begin, layout.stride, layout.count);
+        ASSERT_LE(begin + part, std::min(length, piece * layout.stride + layout.bytes)) << limit << " " << length;
+      }
+      EXPECT_LE(layout.bytes, limit);
+      EXPECT_GE((layout.count - 1) * layout.stride + layout.bytes, length);
+    }
+  }
 }
 
 TEST_F(RegistrationCacheTest, InUseStaysRegistered) {

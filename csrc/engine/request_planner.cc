@@ -7,17 +7,32 @@ namespace {
 
 bool Inside(uint64_t offset, uint64_t length, uint64_t size) { return offset <= size && length <= size - offset; }
 
+void SetSourcePieces(TransferPieces& pieces, const RegistrationCache::Entry& entry, const std::byte* source) {
+  if (entry.pieces == nullptr) return;
+  pieces.source = entry.pieces;
+  pieces.source_offset = reinterpret_cast<uint64_t>(source) - entry.address;
+}
+
+void SetTargetPieces(TransferPieces& pieces, const RemoteMemory& target, uint64_t offset) {
+  if (target.pieces == nullptr) return;
+  pieces.target = target.pieces;
+  pieces.target_offset = target.pieces->offset + offset;
+}
+
 void SetSource(ShardedOperation::Write& plan, const RegistrationCache::Entry& entry, const std::byte* source,
                uint32_t nic_count) {
   plan.source = source;
   for (uint32_t nic = 0; nic < nic_count; ++nic) plan.local_keys[nic] = entry.regions[nic].local_key;
+  SetSourcePieces(plan.pieces, entry, source);
 }
 
 void SetTarget(ShardedOperation::Write& plan, const RemoteMemory& target, uint64_t offset, uint32_t nic_count) {
   for (uint32_t nic = 0; nic < nic_count; ++nic) {
-    plan.remote_addresses[nic] = target.nics[nic].remote_address + offset;
-    plan.remote_keys[nic] = target.nics[nic].remote_key;
+    const RemoteMemory::Nic at = target.At(offset, nic);
+    plan.remote_addresses[nic] = at.remote_address;
+    plan.remote_keys[nic] = at.remote_key;
   }
+  SetTargetPieces(plan.pieces, target, offset);
 }
 
 // The largest page and whether offset + index * stride + length stays inside for all; 64-bit without overflow.
@@ -176,6 +191,8 @@ Result<PagedOperation::Plan> RequestPlanner::Plan(const PagedWrites& write) cons
     plan.remote_addresses[nic] = write.target->nics[nic].remote_address + to.offset;
     plan.remote_keys[nic] = write.target->nics[nic].remote_key;
   }
+  SetSourcePieces(plan.pieces, *entry, plan.source);
+  SetTargetPieces(plan.pieces, *write.target, to.offset);
   plan.page_length = write.page_length;
   plan.source_stride = from.stride;
   plan.target_stride = to.stride;

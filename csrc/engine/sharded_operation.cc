@@ -8,11 +8,13 @@ void ShardedOperation::Reset(std::string_view verb, OnFailure on_failure) {
   SetKind(verb, on_failure);
   streams_.clear();
   first_streams_.clear();
+  pieces_.clear();
 }
 
 void ShardedOperation::Add(const Write& write) {
   first_streams_.push_back(static_cast<uint32_t>(streams_.size()));
   const uint64_t parts = PartCount(write.max_length, write.nic_count, write.peer->part_limit, write.spread);
+  if (!write.pieces.empty()) pieces_.push_back(write.pieces);
   const uint32_t streams = static_cast<uint32_t>(std::min<uint64_t>(parts, write.nic_count));
   for (uint32_t i = 0; i < streams; ++i) {
     const uint32_t nic = (write.first_nic + i) % write.nic_count;
@@ -23,6 +25,7 @@ void ShardedOperation::Add(const Write& write) {
     stream.local_key = write.local_keys[nic];
     stream.remote_address = write.remote_addresses[nic];
     stream.remote_key = write.remote_keys[nic];
+    write.pieces.Set(stream);
     stream.length = write.length;
     stream.part_count = parts;
     stream.first_part = i;
@@ -58,6 +61,7 @@ PostResult ShardedOperation::Post(Domain& domain, Stream& stream, uint32_t, uint
   request.remote_address = stream.remote_address + (part.length == 0 ? 0 : part.offset);
   request.remote_key = stream.remote_key;
   request.immediate = stream.immediate;
+  if (part.length > 0) UsePieces(stream, part.offset, part.offset, request);
   return domain.PostWrite(request);
 }
 

@@ -22,6 +22,7 @@ class ShardedOperation final : public Operation {
     std::array<uint64_t, kMaxNics> local_keys{};
     std::array<uint64_t, kMaxNics> remote_addresses{};  // of the first byte to write
     std::array<uint64_t, kMaxNics> remote_keys{};
+    TransferPieces pieces;
     uint64_t length = 0;
     uint64_t max_length = 0;  // at least length
     std::optional<uint32_t> immediate;
@@ -48,6 +49,7 @@ class ShardedOperation final : public Operation {
  private:
   std::vector<Stream> streams_;
   std::vector<uint32_t> first_streams_;  // of each write
+  std::vector<TransferPieces> pieces_;   // of the writes that have any
 };
 
 }  // namespace jax_fabric

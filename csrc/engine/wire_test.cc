@@ -132,5 +132,38 @@ TEST(Descriptor, RoundTripAndDamage) {
   EXPECT_FALSE(ParseDescriptor(SomeAddress().Serialize()).has_value());
 }
 
+TEST(Descriptor, Pieces) {
+  const auto with = [](uint64_t length, RemoteMemory::Pieces pieces) {
+    return SerializeDescriptor({.length = length,
+                                .nics = {{1000, 1}, {2000, 2}},
+                                .incarnation = 5,
+                                .pieces = std::make_shared<const RemoteMemory::Pieces>(std::move(pieces))});
+  };
+  const std::vector<RemoteMemory::Nic> nics{{900, 1}, {1900, 2}, {1300, 3}, {2300, 4}};
+  const Bytes good = with(500, {.stride = 400, .offset = 100, .nics = nics});
+  const RemoteMemory parsed = ParseDescriptor(good).value();
+  EXPECT_EQ(SerializeDescriptor(parsed), good);
+  EXPECT_EQ(parsed.At(299, 1).remote_address, 2299u);
+  EXPECT_EQ(parsed.At(299, 1).remote_key, 2u);
+  EXPECT_EQ(parsed.At(300, 1).remote_address, 2300u);
+  EXPECT_EQ(parsed.At(300, 1).remote_key, 4u);
+  EXPECT_EQ(parsed.At(500, 0).remote_address, 1500u);
+  EXPECT_EQ(parsed.At(~uint64_t{0} - 100, 0).remote_key, 3u);  // refused before; but never outside of the pieces
+  for (size_t length = 0; length < good.size(); ++length) {
+    EXPECT_FALSE(ParseDescriptor(ByteView(good.data(), length)).has_value());
+  }
+  for (const Bytes& bad :
+       {with(500, {.stride = 0, .offset = 0, .nics = nics}), with(500, {.stride = 400, .offset = 400, .nics = nics}),
+        with(0, {.stride = 400, .offset = 100, .nics = nics}), with(300, {.stride = 400, .offset = 100, .nics = nics}),
+        with(~uint64_t{0}, {.stride = 400, .offset = 100, .nics = nics}),
+        with(500, {.stride = 400, .offset = 100, .nics = {{1, 1}, {2, 2}, {3, 3}}}),
+        with(500, {.stride = 400, .offset = 100, .nics = {{1, 1}, {2, 2}}}),
+        with(9000, {.stride = 1, .offset = 0, .nics = std::vector<RemoteMemory::Nic>(2 * 4097)})}) {
+    const auto refused = ParseDescriptor(bad);
+    ASSERT_FALSE(refused.has_value());
+    EXPECT_NE(refused.error().message.find("that cannot be"), std::string::npos) << refused.error().message;
+  }
+}
+
 }  // namespace
 }  // namespace jax_fabric

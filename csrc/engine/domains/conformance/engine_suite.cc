@@ -6,6 +6,8 @@
 #include <ostream>
 #include <thread>
 
+#include "csrc/engine/domains/conformance/small_regions_domain.h"
+
 namespace jax_fabric::conformance {
 namespace {
 
@@ -51,7 +53,7 @@ Deadline EngineConformance::In(int64_t milliseconds) const {
   return Deadline::After(fabric_->clock(), milliseconds * 1000);
 }
 
-void EngineConformance::MakeNodes(size_t count) {
+void EngineConformance::MakeNodes(size_t count, uint64_t max_region_bytes) {
   fabric_ = MakeConformanceFabric(GetParam().fabric);
   ASSERT_TRUE(fabric_);
   for (size_t i = 0; i < count; ++i) {
@@ -68,6 +70,9 @@ void EngineConformance::MakeNodes(size_t count) {
     for (int nic = 0; nic < GetParam().nics; ++nic) {
       auto domain = fabric_->CreateDomain({});
       ASSERT_TRUE(domain.has_value()) << domain.error().message;
+      if (max_region_bytes != 0) {
+        *domain = std::make_unique<SmallRegionsDomain>(*std::move(domain), max_region_bytes);
+      }
       group.domains.push_back(std::move(*domain));
     }
     node.group = node.engine->AddGroup(std::move(group)).value();

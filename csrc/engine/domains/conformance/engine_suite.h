@@ -55,8 +55,8 @@ class EngineConformance : public testing::TestWithParam<EngineCase> {
 
   void TearDown() override;
 
-  // Nodes "node0", "node1", ... that all know each other.
-  void MakeNodes(size_t count);
+  // Nodes "node0", "node1", ... that all know each other. `max_region_bytes` 0: as the transport has it.
+  void MakeNodes(size_t count, uint64_t max_region_bytes = 0);
   Buffer MakeBuffer(size_t node, uint64_t length, Access access = Access::kRemoteWrite, uint8_t fill = 0);
   uint32_t Immediate(size_t node) { return nodes_[node].group->AllocateImmediates(1).value(); }
   Deadline In(int64_t milliseconds) const;

@@ -257,6 +257,33 @@ TEST_F(ExchangeTest, AnotherRankOfTheAxis) {
   EXPECT_EQ(Get(other_flags_ + 1), 0) << "nobody is told anything";
 }
 
+// Rows of 1 and 2 bytes an element need not end with a word; what lies behind them is somebody else's.
+TEST_F(ExchangeTest, FillsToTheLastByteAndNoFurther) {
+  constexpr int64_t kBytes = kOutputs * 4;
+  constexpr uint8_t kUntouched = 0xa5;
+  auto* const bytes = reinterpret_cast<uint8_t*>(output_);
+  Set(const_cast<int32_t*>(args_.axis_rank), {2});
+  for (const uint32_t pattern : {0x7f7f7f7fu, 0x7fc07fc0u, 0x7fc00000u, 0xffffffffu, 0u}) {
+    for (const int64_t length : {0, 1, 2, 3, 4, 5, 6, 7, 254, 255, 1021, 1022, 1023, 1025, 2047, 2050}) {
+      Reset();
+      Set(bytes, std::vector<uint8_t>(kBytes, kUntouched));
+      constexpr int64_t kSecond = 2304;  // the other output, on the same memory
+      args_.outputs[0] = {bytes, length, pattern};
+      args_.outputs[1] = {bytes + kSecond, kBytes - kSecond - length, pattern};
+      args_.output_count = 2;
+      Run();
+      ASSERT_EQ(error(), SignalError::kRank);
+      std::vector<uint8_t> now(kBytes);
+      Check(cudaMemcpy(now.data(), bytes, kBytes, cudaMemcpyDeviceToHost));
+      for (int64_t i = 0; i < kBytes; ++i) {
+        const bool filled = i < length || (i >= kSecond && i < kBytes - length);
+        const uint8_t wanted = filled ? static_cast<uint8_t>(pattern >> 8 * (i % 4)) : kUntouched;
+        ASSERT_EQ(now[i], wanted) << "byte " << i << " of " << length << " bytes of " << std::hex << pattern;
+      }
+    }
+  }
+}
+
 TEST_F(ExchangeTest, CapacityOfAnyRank) {
   int64_t most = 0;
   for (int32_t rank = 0; rank < ranks(); ++rank) {

@@ -7,10 +7,12 @@
 #                                                 where the GPU is, with .gpu/ from a machine of the same processor
 #   scripts/gpu_check.sh --merge DIR --name NAME  DIR/PART of all parts, into benchmarks/results/DATE-gpu-NAME
 #
-# Parts, each under a minute on an H200:
+# Parts, each under two minutes on an H200:
 #   smoke     the machine, one test of each kind, a short benchmark
 #   correct   every kernel over many shapes, types and routings, bit by bit
-#   processes JAX programs of 1 to 8 processes, which share the GPUs (one by MPS), with every way of XLA to run them
+#   programs  JAX programs of two processes with every way of XLA to run them: in halves, under vmap, scan and grad,
+#             donated, profiled, and how often each call ran
+#   processes JAX programs of 1 to 8 processes, which share the GPUs (one by MPS), and processes that fail
 #   sanitize  compute-sanitizer's memcheck and racecheck on small shapes
 #   speed     kernel times beside a copy of the same bytes; round trips between device and host
 # DIR (default: .gpu/out/PART) gets logs/ of each step, measurements as .jsonl and PART.md with the table that is
@@ -21,7 +23,7 @@ cd "$(dirname "$0")/.."
 BIN=.gpu
 TARGETS=(moe_kernels_test rounds_test adjoint_test exchange_test kernels_benchmark signals_benchmark)
 part="" out="" build=0 merge="" name="" python="" gpus=1
-usage() { sed -n '2,21s/^# \{0,1\}//p' "$0"; }
+usage() { sed -n '2,23s/^# \{0,1\}//p' "$0"; }
 while [[ $# -gt 0 ]]; do
   case "$1" in
     --build) build=1 ;;
@@ -56,8 +58,8 @@ if [[ -n $merge ]]; then
   exec python3 scripts/_gpu_results.py "$merge" --merge "$name"
 fi
 
-case "$part" in smoke | correct | processes | sanitize | speed) ;; *)
-  echo "gpu_check: --part must be smoke, correct, processes, sanitize or speed, got '$part'" >&2; exit 2 ;;
+case "$part" in smoke | correct | programs | processes | sanitize | speed) ;; *)
+  echo "gpu_check: --part must be smoke, correct, programs, processes, sanitize or speed, got '$part'" >&2; exit 2 ;;
 esac
 for target in "${TARGETS[@]}"; do
   [[ -x $BIN/$target ]] || { echo "gpu_check: $BIN/$target is missing: run scripts/gpu_check.sh --build first" >&2; exit 2; }
@@ -139,22 +141,28 @@ case "$part" in
     # Dispatch in several launches, which otherwise only long batches take.
     step rounds_unfused sharded rounds_test 6 --unfused
     step kernels_unfused sharded moe_kernels_test 8 --unfused ;;
-  processes)
-    step one_process exchanges
+  programs)
     step mps start_mps
     for flags in default no_graphs all_graphs; do
       for how in "" --force-staged; do
-        step "two${how/--force-staged/_staged}_$flags" exchanges --processes 2 --flags "$flags" $how \
-          --cases forward,gradients,scan,compiling --steps 40
+        step "two${how/--force-staged/_staged}_$flags" exchanges --processes 2 --flags "$flags" $how --steps 20 \
+          --cases forward,gradients,scan,split,two_batches,vmap,donated,profiled,counted,compiling
       done
-    done
-    step four_in_rounds exchanges --processes 4 --private-tokens 5
+    done ;;
+  processes)
+    step one_process exchanges
+    step mps start_mps
+    step four_in_rounds exchanges --processes 4 --private-tokens 5 --cases forward,gradients,scan,split,vmap,counted
     step four_in_rounds_staged exchanges --processes 4 --private-tokens 5 --force-staged
     step eight exchanges --processes 8
     step eight_staged exchanges --processes 8 --force-staged
     step eight_10000_steps exchanges --processes 8 --cases forward --steps 10000 --limit-s 200
-    step eight_silent exchanges --processes 8 --cases silent --timeout-s 3
-    step eight_silent_staged exchanges --processes 8 --cases silent --timeout-s 3 --force-staged
+    for how in "" --force-staged; do
+      suffix=${how/--force-staged/_staged}
+      step "eight_silent$suffix" exchanges --processes 8 --cases silent --timeout-s 3 $how
+      step "three_killed$suffix" exchanges --processes 3 --cases killed --timeout-s 5 $how
+      step "two_misused$suffix" exchanges --processes 2 --cases misused --timeout-s 5 $how
+    done
     step two_closed exchanges --processes 2 --cases closed
     step two_closed_no_graphs exchanges --processes 2 --cases closed --flags no_graphs
     step eight_layer exchanges --processes 8 --cases timed --tokens 128 --hidden 7168 --top-k 8 --experts 256

@@ -49,8 +49,9 @@ struct ChannelState {
   SignalError error = SignalError::kNone;  // the first; nothing is done after it
   uint32_t source = 0;                     // of it, as in ErrorLine
   int64_t detail = 0;
-  int64_t told = 0;     // the exchange that failed, once the host has been told
-  uint32_t blocks = 0;  // of the running kernel, that are through
+  uint64_t signature = 0;  // of the messages of the exchange that was issued last, for who finishes it
+  int64_t told = 0;        // the exchange that failed, once the host has been told
+  uint32_t blocks = 0;     // of the running kernel, that are through
 };
 
 // A word that the device raises and the host polls. Values may be skipped.

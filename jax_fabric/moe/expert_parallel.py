@@ -44,8 +44,8 @@ class ExpertParallel:
 
     On GPUs a program that is under way cannot raise. Where an exchange fails, its floating-point
     results are NaN and its group sizes 0, so are those of all later ones on the channel, and
-    ``fabric.check()`` raises what went wrong, also when the ``with`` block of the fabric ends. The
-    two halves (``dispatch_start`` and so on) and ``fabric.recover`` are not there yet on GPUs.
+    ``fabric.check()`` raises what went wrong, also when the ``with`` block of the fabric ends.
+    ``fabric.recover`` is not there yet on GPUs.
     """
 
     def __init__(
@@ -114,7 +114,6 @@ class ExpertParallel:
             timeout_s=fabric.timeout_s if timeout_s is None else timeout_s,
         )
         self.axis_name = axis_name
-        self._platform = fabric.platform
         self._context = fabric.open_moe_context(self.config, axis_name)
 
     @property
@@ -202,9 +201,7 @@ class ExpertParallel:
 
         Raises:
           ValueError: at trace time: a shape, dtype or channel does not fit; under vmap.
-          NotImplementedError: at trace time: on GPUs.
         """
-        self._check_has_halves("dispatch_start")
         operands = self._dispatch_operands(
             "dispatch_start", x, experts, weights, scales, channel, after
         )
@@ -296,9 +293,7 @@ class ExpertParallel:
 
         Raises:
           ValueError: at trace time: a shape, dtype or channel does not fit; under vmap.
-          NotImplementedError: at trace time: on GPUs.
         """
-        self._check_has_halves("combine_start")
         operands = self._combine_operands("combine_start", y, dispatched, channel, after)
         return started.start_combine(self._site(channel), weighted, *operands)
 
@@ -417,13 +412,6 @@ class ExpertParallel:
 
     def _site(self, channel: int, zero_padding: bool = False) -> exchange.Site:
         return exchange.Site(self.config, self.axis_name, self._context, channel, zero_padding)
-
-    def _check_has_halves(self, call: str) -> None:
-        if self._platform == "gpu":
-            raise NotImplementedError(
-                f"{call}: on GPUs exchanges are not split in halves yet: call "
-                f"{call.removesuffix('_start')}"
-            )
 
     def _check_channel(self, call: str, channel: int) -> None:
         if not 0 <= channel < self.config.channels:

@@ -1,87 +1,14 @@
 #include "csrc/ffi/cuda/moe_handlers.h"
 
-#include <cuda_runtime_api.h>
-
 #include <array>
-#include <utility>
 
-#include "csrc/ffi/call_binding.h"
-#include "csrc/ffi/context_table.h"
-#include "csrc/ffi/moe_arguments.h"
-#include "csrc/moe/cuda/cuda_context.h"
+#include "csrc/ffi/cuda/gpu_call.h"
 
 namespace jax_fabric::ffi_layer {
 namespace {
 
 using kernels::ElementType;
 using kernels::ExchangeKind;
-using kernels::cuda::FillRange;
-
-// What every call has of its own.
-struct GpuCall {
-  cudaStream_t stream;
-  int32_t device;
-  int64_t context;
-  int64_t channel;
-  int64_t call_index;
-
-  // Calls of a program are different calls, also where shapes are equal.
-  uint64_t Key() const { return Signature({context, channel, call_index}); }
-};
-
-ffi::Error ToFfi(const Status& status) { return status ? ffi::Error::Success() : ToXlaError(status.error()); }
-
-// body(context, channel) with the context kept open. A program that is being recorded must be recorded as before, also
-// when the fabric was closed: XLA would not forget the half that it has. Its channels give no results then.
-template <typename Body>
-ffi::Error WithChannel(const GpuCall& call, Body body) {
-  LocalRank* rank = ContextTable::Get().Find(call.context, call.device);
-  if (rank == nullptr) return ToXlaError(NoSuchRank(call.context, call.device));
-  if (rank->platform() != moe::Platform::kCuda) {
-    return ToXlaError(
-        Error{ErrorCode::kInvalidArgument, "a computation on a GPU calls an expert-parallel context on the CPU"});
-  }
-  const Visit visit(rank);
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  (void)cudaStreamIsCapturing(call.stream, &status);
-  if (visit.context() == nullptr && status == cudaStreamCaptureStatusNone) {
-    return ToXlaError(Error{ErrorCode::kFailedPrecondition, "the fabric of this expert-parallel context was closed"});
-  }
-  const auto& context = static_cast<const moe::CudaContext&>(*rank->last());
-  const moe::CudaChannel* channel = context.channel(static_cast<int32_t>(call.channel));
-  if (channel == nullptr) {
-    return ToXlaError(Error{ErrorCode::kInvalidArgument, fmt::format("channel={}: the context has channels 0 to {}",
-                                                                     call.channel, context.config().channels - 1)});
-  }
-  return ToFfi(body(context.config(), *channel));
-}
-
-uint32_t NotANumber(ffi::DataType type) {
-  switch (type) {
-    case ffi::F32:
-      return 0x7fc00000;
-    case ffi::BF16:
-      return 0x7fc07fc0;
-    case ffi::F16:
-      return 0x7e007e00;
-    case ffi::F8E4M3FN:
-      return 0x7f7f7f7f;
-    default:
-      return 0;
-  }
-}
-
-// Results where there are none: floats are NaN, so that nobody takes them for results.
-FillRange FillOf(ffi::Result<ffi::AnyBuffer>& result) {
-  return {result->untyped_data(), static_cast<int64_t>(result->size_bytes()), NotANumber(result->element_type())};
-}
-FillRange FillOf(ffi::ResultBuffer<ffi::F32>& result) {
-  return {result->untyped_data(), static_cast<int64_t>(result->size_bytes()), NotANumber(ffi::F32)};
-}
-// Integers: routes lead nowhere with -1, and sizes are 0.
-FillRange FillOf(ffi::ResultBuffer<ffi::S32>& result, int32_t value) {
-  return {result->untyped_data(), static_cast<int64_t>(result->size_bytes()), static_cast<uint32_t>(value)};
-}
 
 ffi::Error Dispatch(cudaStream_t stream, int32_t device, RankOperand rank, ffi::AnyBuffer x, S32 experts, F32 weights,
                     F32 scales, S32, ffi::Result<ffi::AnyBuffer> tokens, ffi::ResultBuffer<ffi::F32> row_weights,
@@ -160,15 +87,6 @@ ffi::Error Redispatch(cudaStream_t stream, int32_t device, RankOperand rank, ffi
   });
 }
 
-// As BindingOf, of what a call on a GPU takes first.
-template <typename... Parameters, typename... Names>
-auto GpuBindingOf(ffi::Error (*)(cudaStream_t, int32_t, RankOperand, Parameters...), const Names&... own_attributes) {
-  const std::vector<std::string> names = AttributeNames<Parameters...>(own_attributes...);
-  return binding::Add<Parameters...>(
-      ffi::Ffi::Bind().Ctx<ffi::PlatformStream<cudaStream_t>>().Ctx<ffi::DeviceOrdinal>().template Arg<RankOperand>(),
-      names.data());
-}
-
 // Launches may be recorded: nothing else happens in a call.
 XLA_FFI_DEFINE_HANDLER(kDispatch, Dispatch, GpuBindingOf(Dispatch, "zero_padding"),
                        {ffi::Traits::kCmdBufferCompatible});
@@ -178,9 +96,11 @@ XLA_FFI_DEFINE_HANDLER(kRedispatch, Redispatch, GpuBindingOf(Redispatch), {ffi::
 }  // namespace
 
 std::vector<Target> CudaMoeTargets() {
-  return {{"jf_moe_dispatch", nullptr, kDispatch},
-          {"jf_moe_combine", nullptr, kCombine},
-          {"jf_moe_redispatch", nullptr, kRedispatch}};
+  std::vector<Target> targets = StartedCudaMoeTargets();
+  targets.insert(targets.end(), {{"jf_moe_dispatch", nullptr, kDispatch},
+                                 {"jf_moe_combine", nullptr, kCombine},
+                                 {"jf_moe_redispatch", nullptr, kRedispatch}});
+  return targets;
 }
 
 }  // namespace jax_fabric::ffi_layer

@@ -9,6 +9,8 @@ namespace jax_fabric::ffi_layer {
 
 // The same calls as those for the CPU (csrc/ffi/moe_handlers.h), as launches: XLA may record and replay them.
 std::vector<Target> CudaMoeTargets();
+// Those of them that are halves of exchanges.
+std::vector<Target> StartedCudaMoeTargets();
 
 }  // namespace jax_fabric::ffi_layer
 

@@ -135,6 +135,7 @@ __device__ void CheckSource(const ExchangeArgs& args, int64_t sequence, int32_t 
   const void* slot = args.slots[(sequence & 1) * shape.ranks + source];
   MessageStamp stamp = args.stamp;
   stamp.sequence = sequence;
+  if (args.part == ExchangePart::kFinish) stamp.signature = args.channel.state->signature;
   stamp.incarnation = args.channel.peers[source].incarnation;
   const MessageFault fault = CheckMessage(args.layout, slot, args.kind, stamp, RowsFrom(args, source), checks);
   if (fault != MessageFault::kNone) {
@@ -222,6 +223,7 @@ __global__ void __launch_bounds__(kThreads) ExchangeKernel(const __grid_constant
   if (failed) TellHost(channel, sequence);
   state.blocks = 0;
   state.issued = sequence;
+  if (begins) state.signature = args.stamp.signature;
   if (finishes) state.finished = sequence;
   *args.token = static_cast<int32_t>(sequence);
 }

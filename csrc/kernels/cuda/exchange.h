@@ -56,7 +56,8 @@ struct ExchangeArgs {
   ExchangePart part = ExchangePart::kWhole;
   SlotLayout layout;
   ExchangeKind kind = ExchangeKind::kDispatch;
-  MessageStamp stamp;  // of its sequence and incarnation the channel and the peers know
+  // Its sequence and incarnation are known to the channel and the peers, its signature to kFinish from the beginning.
+  MessageStamp stamp;
   int32_t round = 0;
   const void* const* slots = nullptr;  // [2 N] of this rank, those of odd exchanges behind those of even ones
   const int32_t* axis_rank = nullptr;  // where the program believes that it is

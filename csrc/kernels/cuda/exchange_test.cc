@@ -249,6 +249,24 @@ TEST_F(ExchangeTest, HalvesMustAlternate) {
   EXPECT_EQ(error(), SignalError::kOrder);
 }
 
+// The two halves are calls of their own; messages carry what the first one was called with.
+TEST_F(ExchangeTest, TheSecondHalfKnowsTheSignatureOfTheFirst) {
+  args_.part = ExchangePart::kBegin;
+  Run();
+  args_.part = ExchangePart::kFinish;
+  args_.stamp.signature += 1;
+  Run();
+  EXPECT_EQ(error(), SignalError::kNone);
+  EXPECT_FALSE(OutputsAreFilled());
+  Reset();
+  args_.part = ExchangePart::kBegin;
+  Run();
+  args_.part = ExchangePart::kFinish;
+  Run();
+  EXPECT_EQ(error(), SignalError::kMessage) << "the peers' messages have another signature than this rank's start";
+  EXPECT_TRUE(OutputsAreFilled());
+}
+
 TEST_F(ExchangeTest, AnotherRankOfTheAxis) {
   Set(const_cast<int32_t*>(args_.axis_rank), {2});
   Run();

@@ -33,6 +33,7 @@ cuda::ExchangeArgs CudaChannel::ExchangeOf(const CudaCall& call) const {
   exchange.stamp = StampOf(call);
   exchange.slots = memory_.receive_slots;
   exchange.axis_rank = call.axis_rank;
+  exchange.ticket = call.ticket;
   exchange.token = call.token;
   exchange.output_count = static_cast<int32_t>(call.outputs.size());
   std::copy(call.outputs.begin(), call.outputs.end(), exchange.outputs);
@@ -54,8 +55,12 @@ cudaError_t CudaChannel::Launch(const CudaCall& call, cuda::ExchangeArgs exchang
   // How many rounds are needed is known on the device only; those that are not move nothing.
   for (int32_t round = 0; round < config_.layout.shape.MaxRounds(); ++round) {
     send.round = receive.round = exchange.round = round;
-    if (const cudaError_t error = kernels.send(send, options); error != cudaSuccess) return error;
+    exchange.part = round == 0 ? call.part : cuda::ExchangePart::kWhole;
+    if (exchange.part != cuda::ExchangePart::kFinish) {
+      if (const cudaError_t error = kernels.send(send, options); error != cudaSuccess) return error;
+    }
     if (const cudaError_t error = cuda::Exchange(exchange, call.stream); error != cudaSuccess) return error;
+    if (exchange.part == cuda::ExchangePart::kBegin) break;
     if (const cudaError_t error = kernels.receive(receive, options); error != cudaSuccess) return error;
   }
   return cudaSuccess;
@@ -74,7 +79,9 @@ Status CudaChannel::Dispatch(const CudaCall& call, kernels::DispatchSendArgs sen
   const KernelPair<kernels::DispatchSendArgs, kernels::DispatchReceiveArgs> kernels{cuda::DispatchSend,
                                                                                     cuda::DispatchReceive};
   JF_RETURN_IF_ERROR(FromCuda(Launch(call, exchange, send, receive, kernels), "moe dispatch: launch"));
-  if (receive.elements == 1 || receive.drop_overflow || shape.capacity >= most) return {};
+  if (call.part == cuda::ExchangePart::kBegin || receive.elements == 1 || receive.drop_overflow ||
+      shape.capacity >= most)
+    return {};
   return FromCuda(cuda::CheckElements(exchange, receive.dropped, receive.elements, call.stream),
                   "moe dispatch: launch");
 }

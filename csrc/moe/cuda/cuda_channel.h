@@ -1,6 +1,7 @@
 // One channel of one rank on a GPU: exchanges as launches on a stream. A call is one exchange, or one for each round
 // that its shape may need; each of them a send kernel, an exchange kernel (kernels/cuda/exchange.h) and a receive
-// kernel.
+// kernel. Halves of calls are parts of that: the first one ends when the messages have left, the second one begins with
+// the wait for those of the others.
 //
 // Launches may be captured and replayed, and happen on one stream in one order, which is the order of the exchanges. A
 // call that XLA runs twice is one more exchange, on all ranks alike.
@@ -23,7 +24,10 @@ struct CudaCall {
   kernels::ExchangeKind kind = kernels::ExchangeKind::kDispatch;
   uint64_t signature = 0;              // of everything that must be equal on all ranks
   const int32_t* axis_rank = nullptr;  // where the program believes that it is
-  int32_t* token = nullptr;            // out: the number of its last exchange
+  // Of its first round; kBegin has no other one, and kFinish has all others.
+  kernels::cuda::ExchangePart part = kernels::cuda::ExchangePart::kWhole;
+  const int32_t* ticket = nullptr;  // kFinish: the token of kBegin
+  int32_t* token = nullptr;         // out: the number of its last exchange
   // Results, and what they are set to where there are none: at most ExchangeArgs::kMostOutputs.
   std::span<const kernels::cuda::FillRange> outputs;
 };
@@ -44,7 +48,8 @@ class CudaChannel {
               const Memory& memory)
       : index_(index), config_(config), incarnation_(incarnation), multiprocessors_(multiprocessors), memory_(memory) {}
 
-  // From any thread. What the arguments say of rounds, stamps, slots and message_bytes is filled in.
+  // From any thread. What the arguments say of rounds, stamps, slots and message_bytes is filled in. kBegin does not
+  // look at `receive`; kFinish needs of `send` what later rounds send.
   Status Dispatch(const CudaCall& call, kernels::DispatchSendArgs send, kernels::DispatchReceiveArgs receive) const;
   Status Combine(const CudaCall& call, kernels::CombineSendArgs send, kernels::CombineReceiveArgs receive) const;
   Status Redispatch(const CudaCall& call, kernels::RedispatchSendArgs send,

@@ -1,0 +1,165 @@
+"""Layers with fresh routing, their gradients, under scan, in halves, and beside a compiler."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from checker import AXIS, Checker, factor, factors, routing
+
+#: Layers of a timed program.
+SCAN_LENGTH = 50
+
+Layer = Callable[..., jax.Array]
+
+
+def _forward(checker: Checker, layer: Layer, steps: int) -> None:
+    step = checker.on_ranks(layer)
+    for number in range(steps):
+        x, experts, weights = routing(checker.sizes, number)
+        out = step(checker.put(x), checker.put(experts), checker.put(weights))
+        if number % max(1, steps // 50) == 0:
+            checker.expect(out, x * factors(experts, weights), f"step {number}")
+    jax.block_until_ready(out)
+
+
+def _gradients(checker: Checker, layer: Layer, steps: int) -> None:
+    def both(x, experts, weights, g):
+        def loss(x, weights):
+            return jnp.sum(layer(x, experts, weights) * g)
+
+        return jax.grad(loss, (0, 1))(x, weights)
+
+    step = checker.on_ranks(both, 2)
+    for number in range(steps):
+        x, experts, weights = routing(checker.sizes, number)
+        g = routing(checker.sizes, number + 1000)[0]
+        dx, dw = step(*(checker.put(each) for each in (x, experts, weights, g)))
+        checker.expect(dx, g * factors(experts, weights), f"dx of step {number}")
+        wanted = factor(experts) * (x * g).sum(1, keepdims=True)
+        checker.expect(dw, wanted, f"dw of step {number}", 1e-4)
+
+
+def _scan(checker: Checker, layer: Layer, steps: int) -> None:
+    layers = 5
+
+    def run(x, experts, weights):
+        def body(x, operands):
+            y = layer(x, *operands)
+            return x + 0.01 * y, y
+
+        return jax.lax.scan(body, x, (experts, weights))
+
+    spec, by_layer = jax.P(AXIS), jax.P(None, AXIS)
+    step = jax.jit(
+        jax.shard_map(
+            run,
+            mesh=checker.mesh,
+            in_specs=(spec, by_layer, by_layer),
+            out_specs=(spec, by_layer),
+        )
+    )
+    for number in range(steps):
+        each = [routing(checker.sizes, number * layers + i) for i in range(layers)]
+        experts, weights = (np.stack([part[i] for part in each]) for i in (1, 2))
+        x, ys = step(
+            checker.put(each[0][0]), checker.put(experts, by_layer), checker.put(weights, by_layer)
+        )
+        wanted, wanted_ys = each[0][0], []
+        for i in range(layers):
+            wanted_ys.append(wanted * factors(experts[i], weights[i]))
+            wanted = wanted + 0.01 * wanted_ys[-1]
+        checker.expect(x, wanted, f"scan {number}")
+        checker.expect(ys, np.stack(wanted_ys), f"ys of scan {number}")
+
+
+def forward(checker: Checker, steps: int) -> None:
+    """Fresh routing in every step; one compiled program."""
+    _forward(checker, checker.layer, steps)
+
+
+def gradients(checker: Checker, steps: int) -> None:
+    """Of x and of the weights."""
+    _gradients(checker, checker.layer, steps)
+
+
+def scan(checker: Checker, steps: int) -> None:
+    """Layers under lax.scan, whose slices and updates XLA likes to clone calls for."""
+    _scan(checker, checker.layer, steps)
+
+
+def split(checker: Checker, steps: int) -> None:
+    """The same three of exchanges in halves."""
+    _forward(checker, checker.split_layer, steps)
+    _gradients(checker, checker.split_layer, steps)
+    _scan(checker, checker.split_layer, steps)
+
+
+def two_batches(checker: Checker, steps: int) -> None:
+    """Two batches at once, on a channel each, the halves of one between those of the other."""
+    moe = checker.moe
+
+    def both(x, experts, weights):
+        parts = [(x, experts, weights), (-2 * x, experts[::-1], weights[::-1])]
+        started = [moe.dispatch_start(*each, channel=i) for i, each in enumerate(parts)]
+        back = []
+        for i, pending in enumerate(started):
+            received = moe.dispatch_done(pending, overlap=parts[1 - i][0].sum())
+            back.append(moe.combine_start(checker.run_experts(received), received, channel=i))
+        return tuple(moe.combine_done(each) for each in reversed(back))
+
+    step = checker.on_ranks(both, 2)
+    for number in range(steps):
+        x, experts, weights = routing(checker.sizes, number)
+        second, first = step(*(checker.put(each) for each in (x, experts, weights)))
+        total = factors(experts, weights)
+        checker.expect(first, x * total, f"first batch of step {number}")
+        by_rank = total.reshape(checker.ranks, -1, 1)[:, ::-1].reshape(-1, 1)
+        checker.expect(second, -2 * x * by_rank, f"second batch of step {number}")
+
+
+def compiling(checker: Checker, steps: int) -> None:
+    """Another thread compiles and loads programs while this one exchanges."""
+    stop = threading.Event()
+
+    def compile_on_and_on():
+        number = 0
+        while not stop.is_set():
+            number += 1
+            value = jnp.arange(64.0) + number
+            jax.jit(lambda v, n=number: v * n + 0.5)(value).block_until_ready()
+
+    thread = threading.Thread(target=compile_on_and_on)
+    thread.start()
+    try:
+        forward(checker, steps)
+    finally:
+        stop.set()
+        thread.join()
+
+
+def timed(checker: Checker, steps: int) -> None:
+    """Dispatch + combine of bfloat16 rows, with nothing in between, by the host's clock."""
+
+    def run(x, experts, weights):
+        def body(x, _):
+            received = checker.moe.dispatch(x, experts, weights)
+            return checker.moe.combine(received.tokens, received) * 0.01, None
+
+        return jax.lax.scan(body, x, None, length=SCAN_LENGTH)[0]
+
+    step = checker.on_ranks(run)
+    x, experts, weights = routing(checker.sizes, 1)
+    operands = [checker.put(each) for each in (x.astype(jnp.bfloat16), experts, weights)]
+    times = []
+    for _ in range(max(5, steps)):
+        begin = time.perf_counter()
+        step(*operands).block_until_ready()
+        times.append((time.perf_counter() - begin) / SCAN_LENGTH * 1e6)
+    if jax.process_index() == 0:
+        median, rest = np.median(times[1:]), len(times) - 1
+        print(f"  dispatch + combine in {median:.1f} us (median of {rest} scans of {SCAN_LENGTH})")

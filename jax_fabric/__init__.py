@@ -3,7 +3,8 @@
 from jax_fabric import moe
 from jax_fabric.fabric import Fabric
 from jax_fabric.secret import Secret
+from jax_fabric.watcher import ProgramWatcher, bump
 
 __version__ = "0.1.0"
 
-__all__ = ["Fabric", "Secret", "__version__", "moe"]
+__all__ = ["Fabric", "ProgramWatcher", "Secret", "__version__", "bump", "moe"]

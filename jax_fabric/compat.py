@@ -56,11 +56,15 @@ def jaxlib_needs_thread_pool_reserve() -> bool:
 # call is known by: different for all calls of a module, by the module's channel id, as XLA's own
 # collectives use it; different for programs that are not alike; and equal in all processes.
 def _call_abstract_eval(
-    *operands: Any, target: str, results: tuple[tuple[tuple[int, ...], Any], ...], attributes: Any
+    *operands: Any,
+    target: str,
+    results: tuple[tuple[tuple[int, ...], Any], ...],
+    attributes: Any,
+    aliases: tuple[tuple[int, int], ...],
 ) -> tuple[Any, ...]:
     from jax._src import core
 
-    del attributes
+    del attributes, aliases
     core.standard_vma_rule(target, *operands)
     return tuple(
         operands[0].update(shape=shape, dtype=dtype, weak_type=False) for shape, dtype in results
@@ -75,12 +79,14 @@ def _program_hash(module_context: Any) -> int:
     return int.from_bytes(digest) >> 17
 
 
-def _call_lowering(ctx: Any, *operands: Any, target: str, results: Any, attributes: Any) -> Any:
+def _call_lowering(
+    ctx: Any, *operands: Any, target: str, results: Any, attributes: Any, aliases: Any
+) -> Any:
     del results
     # Channel ids have 16 bits; JAX sees to that.
     channel_id = ctx.module_context.new_channel()
     call_index = np.int64(_program_hash(ctx.module_context) << 16 | channel_id)
-    lower = jax.ffi.ffi_lowering(target)
+    lower = jax.ffi.ffi_lowering(target, operand_output_aliases=dict(aliases))
     return lower(ctx, *operands, call_index=call_index, **dict(attributes))
 
 

@@ -9,14 +9,14 @@ import os
 import time
 import types
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
 from jax_fabric import _core, compat, primitives
-from jax_fabric.arguments import MOST_WORKERS, instance, integer, seconds
+from jax_fabric.arguments import MOST_WORKERS, function, instance, integer, seconds
 from jax_fabric.bootstrap import (
     Bootstrap,
     JaxDistributedBootstrap,
@@ -25,7 +25,9 @@ from jax_fabric.bootstrap import (
     fabric_name,
     membership,
 )
+from jax_fabric.engine.transfer_engine import TransferEngine
 from jax_fabric.secret import Secret, native_secret
+from jax_fabric.watcher import ProgramWatcher
 
 if TYPE_CHECKING:
     from jax_fabric.moe.config import ExpertParallelConfig
@@ -33,8 +35,8 @@ if TYPE_CHECKING:
 # For what has been published, if it ever was.
 _LOOK_S = 0.05
 _NOT_NEW = (
-    "rejoin=True: this process has made expert-parallel contexts before: start it anew, and make "
-    "its fabrics in the order in which the others made theirs"
+    "rejoin=True: this process has made expert-parallel contexts or watchers before: start it anew, "
+    "and make its fabrics in the order in which the others made theirs"
 )
 
 
@@ -148,8 +150,9 @@ class Fabric:
             else fabric_name.following(mesh)
         )
         self._moe: list[_MoeContext] = []
-        self._contexts = 0  # made
-        self._former_contexts = 0  # that the others had made when this process came back
+        self._watch_engine: TransferEngine | None = None
+        self._handles = 0  # of contexts and watchers that were made
+        self._former_handles = 0  # that the others had made when this process came back
         self._membership = self._membership_of(0, self._processes, 0)
         self._closed = False
         primitives.register_targets(self._platform)
@@ -168,7 +171,7 @@ class Fabric:
                 self._bootstrap, f"{self._name}/epoch", jax.process_index(), timeout_s
             )
             self._membership = self._membership_of(epoch, taken_back.processes, taken_back.step)
-            self._former_contexts = taken_back.contexts
+            self._former_handles = taken_back.contexts
         self._engine = _core.Engine(
             worker_threads=worker_threads or 0, secret=native_secret(agreed)
         )
@@ -235,12 +238,18 @@ class Fabric:
         """Ends everything in flight with an error and frees the engine's memory.
 
         Local, bounded and idempotent: it does not wait for other ranks.
+
+        Raises:
+          DeadlineExceeded: the callback of a watcher has not returned within 10 s.
         """
         if self._closed:
             return
         self._closed = True
         atexit.unregister(self._close_at_exit)
-        self._engine.close(timeout_us=int(min(self.timeout_s, 10.0) * 1e6))
+        limit_s = min(self.timeout_s, 10.0)
+        self._engine.close(timeout_us=int(limit_s * 1e6))
+        if self._watch_engine is not None:
+            self._watch_engine.close(limit_s)
 
     @property
     def platform(self) -> str:
@@ -307,7 +316,7 @@ class Fabric:
             step,
             timeout_s,
             rejoin=rejoin,
-            contexts=self._contexts,
+            contexts=self._handles,
         )
         self._membership = self._membership_of(epoch, agreed.processes, agreed.step)
         for context in self._moe:
@@ -330,6 +339,43 @@ class Fabric:
             for rank in native.lost_ranks()
         }
 
+    def watcher(self, callback: Callable[[int, int], None], *, initial: int = 0) -> ProgramWatcher:
+        """Watches what programs on the fabric's devices say by ``jax_fabric.bump``; collective.
+
+        All processes make the same watchers and expert-parallel contexts, in the same order.
+
+        Args:
+          callback: ``callback(old, new)`` when the word of a local device has changed; values in
+            between may be skipped. It runs on a thread for all watchers of the fabric, up to 50 us
+            after the store if that has been idle; what it raises goes to ``sys.unraisablehook``.
+            It must not close the fabric.
+          initial: value of the words.
+
+        Raises:
+          InvalidArgument: an argument is wrong.
+          RuntimeError: the fabric is closed.
+        """
+        if self._closed:
+            raise RuntimeError("this fabric was closed; make a new one")
+        function("callback", callback)
+        integer("initial", initial)
+        _, handle = self._next_handle()
+        if self._watch_engine is None:
+            self._watch_engine = TransferEngine(worker_threads=1)
+        return ProgramWatcher(
+            handle,
+            [
+                self._watch_engine.watch_programs(
+                    callback,
+                    initial=initial,
+                    handle=handle,
+                    ordinal=self._ordinal(device),
+                    cuda_device=self._ordinal(device) if self._platform == "gpu" else None,
+                )
+                for device in self._local_devices
+            ],
+        )
+
     def open_moe_context(self, config: ExpertParallelConfig, axis_name: str) -> int:
         """Makes the local ranks of an expert-parallel context and connects them; collective.
 
@@ -342,10 +388,7 @@ class Fabric:
         """
         if self._closed:
             raise RuntimeError("this fabric was closed; make a new one")
-        name = f"{self._name}/{self._contexts}"
-        is_known = self._contexts < self._former_contexts
-        self._contexts += 1
-        handle = self._take_handle(name) if is_known else self._agree_on_handle(name)
+        name, handle = self._next_handle()
         context = _MoeContext(name, handle, config, _slices(self.mesh, axis_name))
         self._connect(context, self.timeout_s)
         self._moe.append(context)
@@ -391,9 +434,16 @@ class Fabric:
         """How XLA tells a custom call which device it runs on."""
         return device.id if self._platform == "cpu" else device.local_hardware_id
 
+    def _next_handle(self) -> tuple[str, int]:
+        """Name and handle of the next context or watcher."""
+        name = f"{self._name}/{self._handles}"
+        is_known = self._handles < self._former_handles
+        self._handles += 1
+        return name, self._take_handle(name) if is_known else self._agree_on_handle(name)
+
     def _agree_on_handle(self, name: str) -> int:
         """The lowest handle that is free in every process."""
-        own = _core.next_context_handle()
+        own = _core.next_handle()
         if len(self._processes) == 1:
             return own
         self._bootstrap.publish(f"{name}/handle/{jax.process_index()}", str(own).encode())
@@ -403,7 +453,7 @@ class Fabric:
         )
         # For those that come back later.
         self._bootstrap.publish_first(_handle_key(name), str(handle).encode())
-        _core.reserve_context_handles(handle + 1)
+        _core.reserve_handles(handle + 1)
         return handle
 
     def _check_is_new(self) -> None:
@@ -412,13 +462,13 @@ class Fabric:
             first = int(self._bootstrap.fetch(_handle_key(f"{self._name}/0"), _LOOK_S))
         except TimeoutError:
             return  # they have made no contexts
-        if _core.reserve_context_handles(0) > first:
+        if _core.reserve_handles(0) > first:
             raise RuntimeError(_NOT_NEW)
 
     def _take_handle(self, name: str) -> int:
         """That of a context which the others made before this process came back."""
         handle = int(self._bootstrap.fetch(_handle_key(name), self.timeout_s))
-        if _core.reserve_context_handles(handle + 1) > handle:
+        if _core.reserve_handles(handle + 1) > handle:
             raise RuntimeError(_NOT_NEW)
         return handle
 

@@ -51,6 +51,8 @@ def call(
     target: str,
     operands: Sequence[jax.Array],
     results: Sequence[tuple[Sequence[int], Any]],
+    *,
+    aliases: Sequence[tuple[int, int]] = (),
     **attributes: int | bool,
 ) -> tuple[jax.Array, ...]:
     """Calls a custom call target of the fabric.
@@ -59,6 +61,7 @@ def call(
       target: its registered name.
       operands: arrays.
       results: shape and dtype of each result.
+      aliases: pairs of an operand and the result that takes its place in memory, by their indices.
       **attributes: static; integers have 64 bits in the call.
 
     Returns:
@@ -72,5 +75,7 @@ def call(
     # XLA may clone a call whose operand is a slice or whose result feeds an update; the barriers
     # forbid it.
     operands = lax.optimization_barrier(compat.make_varying(*operands))
-    out = compat.fabric_call_p.bind(*operands, target=target, results=types, attributes=values)
+    out = compat.fabric_call_p.bind(
+        *operands, target=target, results=types, attributes=values, aliases=tuple(aliases)
+    )
     return tuple(lax.optimization_barrier(tuple(out)))

@@ -146,7 +146,7 @@ case "$part" in
     for flags in default no_graphs all_graphs; do
       for how in "" --force-staged; do
         step "two${how/--force-staged/_staged}_$flags" exchanges --processes 2 --flags "$flags" $how --steps 20 \
-          --cases forward,gradients,scan,split,two_batches,vmap,donated,profiled,counted,compiling
+          --cases forward,gradients,scan,split,two_batches,vmap,donated,profiled,counted,watched,compiling
       done
     done ;;
   processes)

@@ -93,14 +93,15 @@ Result<DomainGroup*> TransferEngine::AddGroup(GroupOptions options) {
   return groups_.back().get();
 }
 
-Result<std::unique_ptr<Watcher>> TransferEngine::Watch(uint64_t initial, Watcher::Callback callback) {
+Result<std::unique_ptr<Watcher>> TransferEngine::Watch(uint64_t initial, Watcher::Callback callback,
+                                                       std::shared_ptr<uint64_t> given) {
   std::lock_guard lock(mutex_);
   if (closing_) return MakeError(ErrorCode::kCancelled, "watch: the engine is closed");
   if (options_.threads && watcher_thread_ == nullptr) {
     JF_ASSIGN_OR_RETURN(watcher_thread_, SerialExecutor::Start("jf-watcher", /*spin_us=*/0));
     watcher_thread_->Submit(&watch_task_);
   }
-  return watchers_.Add(initial, std::move(callback));
+  return watchers_.Add(initial, std::move(callback), std::move(given));
 }
 
 void TransferEngine::WatchLoop() {

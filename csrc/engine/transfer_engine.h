@@ -31,8 +31,9 @@ class TransferEngine {
 
   // The group lives as long as the engine.
   Result<DomainGroup*> AddGroup(GroupOptions options);
-  // To be dropped before the engine. The callback runs on the engine's watcher thread.
-  Result<std::unique_ptr<Watcher>> Watch(uint64_t initial, Watcher::Callback callback);
+  // To be dropped before the engine. The callback runs on the engine's watcher thread. `given`: as of WatcherSet::Add.
+  Result<std::unique_ptr<Watcher>> Watch(uint64_t initial, Watcher::Callback callback,
+                                         std::shared_ptr<uint64_t> given = nullptr);
   // Where users' callbacks run.
   Executor& callback_executor() { return *callbacks_; }
   const Clock& clock() const { return *options_.clock; }

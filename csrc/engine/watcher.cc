@@ -8,14 +8,17 @@ namespace jax_fabric {
 
 struct Watcher::Word {
   // Alone on its line: writers on a bus and the polling thread meet here and nothing else does.
-  alignas(64) uint64_t value = 0;
-  alignas(64) uint64_t seen = 0;  // polling thread
+  alignas(64) uint64_t own_value = 0;
+  alignas(64) uint64_t seen = 0;    // polling thread
+  std::shared_ptr<uint64_t> given;  // by who made the watcher, to be used instead
   Callback callback;
   // Removal and the polling thread: `removed` is set by the one, then looked at by the other after it has set
   // `running`, and the other way round; sequentially consistent, so that never both miss each other.
   std::atomic<bool> removed{false};
   std::atomic<bool> running{false};
   std::atomic<std::thread::id> runner{};  // relaxed: a thread asks only whether it is itself
+
+  uint64_t* value() { return given == nullptr ? &own_value : given.get(); }
 };
 
 Watcher::~Watcher() {
@@ -31,12 +34,14 @@ bool Watcher::running() const {
          word_->runner.load(std::memory_order_relaxed) != std::this_thread::get_id();
 }
 
-uint64_t* Watcher::word_address() const { return &word_->value; }
-std::shared_ptr<uint64_t> Watcher::word() const { return {word_, &word_->value}; }
+uint64_t* Watcher::word_address() const { return word_->value(); }
+std::shared_ptr<uint64_t> Watcher::word() const { return {word_, word_->value()}; }
 
-std::unique_ptr<Watcher> WatcherSet::Add(uint64_t initial, Watcher::Callback callback) {
+std::unique_ptr<Watcher> WatcherSet::Add(uint64_t initial, Watcher::Callback callback,
+                                         std::shared_ptr<uint64_t> given) {
   auto word = std::make_shared<Watcher::Word>();
-  word->value = word->seen = initial;
+  word->given = std::move(given);
+  *word->value() = word->seen = initial;
   word->callback = std::move(callback);
   std::lock_guard lock(mutex_);
   words_.push_back(word);
@@ -67,7 +72,7 @@ bool WatcherSet::Poll() {
   }
   bool any = false;
   for (const auto& word : polled_) {
-    const uint64_t value = std::atomic_ref(word->value).load(std::memory_order_acquire);
+    const uint64_t value = std::atomic_ref(*word->value()).load(std::memory_order_acquire);
     if (value == word->seen) continue;
     any = true;
     word->running.store(true, std::memory_order_seq_cst);

@@ -26,8 +26,8 @@ class Watcher {
   Watcher(const Watcher&) = delete;
   Watcher& operator=(const Watcher&) = delete;
 
-  // On a cache line of its own; lives as long as the watcher. Writers release, the poller acquires: what was written
-  // before the word is visible to the callback.
+  // On a cache line of its own, unless Add was given it; lives as long as the watcher. Writers release, the poller
+  // acquires: what was written before the word is visible to the callback.
   uint64_t* word_address() const;
   // The same word for those who may outlive the watcher.
   std::shared_ptr<uint64_t> word() const;
@@ -53,8 +53,9 @@ class WatcherSet {
   WatcherSet(const WatcherSet&) = delete;
   WatcherSet& operator=(const WatcherSet&) = delete;
 
-  // Any thread. `callback` runs on the polling thread.
-  std::unique_ptr<Watcher> Add(uint64_t initial, Watcher::Callback callback);
+  // Any thread. `callback` runs on the polling thread. `given`: memory for the word, in which
+  // nobody stores yet.
+  std::unique_ptr<Watcher> Add(uint64_t initial, Watcher::Callback callback, std::shared_ptr<uint64_t> given = nullptr);
 
   // By one thread at a time: looks at every word once. Returns whether any had changed. No lock is held over callbacks.
   bool Poll();

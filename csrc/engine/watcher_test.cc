@@ -29,6 +29,24 @@ TEST(Watcher, SeesOldAndNew) {
   EXPECT_EQ(seen, (std::vector<std::pair<uint64_t, uint64_t>>{{5, 7}, {7, ~uint64_t{0}}}));
 }
 
+TEST(Watcher, UsesMemoryThatItIsGiven) {
+  WatcherSet set;
+  auto memory = std::make_shared<uint64_t>(99);
+  const std::weak_ptr<uint64_t> kept = memory;
+  std::vector<std::pair<uint64_t, uint64_t>> seen;
+  auto watcher =
+      set.Add(5, [&](uint64_t old_value, uint64_t value) { seen.emplace_back(old_value, value); }, std::move(memory));
+  EXPECT_EQ(watcher->word_address(), kept.lock().get());
+  EXPECT_EQ(watcher->word().get(), kept.lock().get());
+  EXPECT_FALSE(set.Poll());
+  std::atomic_ref(*kept.lock()).store(6, std::memory_order_release);
+  EXPECT_TRUE(set.Poll());
+  EXPECT_EQ(seen, (std::vector<std::pair<uint64_t, uint64_t>>{{5, 6}}));
+  watcher.reset();
+  set.Poll();  // drops what was removed
+  EXPECT_TRUE(kept.expired());
+}
+
 TEST(Watcher, WordsHaveTheirOwnCacheLines) {
   WatcherSet set;
   auto a = set.Add(0, [](uint64_t, uint64_t) {});

@@ -1,5 +1,6 @@
 #include "csrc/ffi/context_table.h"
 
+#include <memory>
 #include <thread>
 
 namespace jax_fabric::ffi_layer {
@@ -24,10 +25,6 @@ ContextTable& ContextTable::Get() {
 }
 
 Status ContextTable::Add(int64_t handle, int32_t device, moe::RankContext* context, Executor* completion) {
-  if (handle < 0 || handle >= kMaxContexts) {
-    return MakeError(ErrorCode::kResourceExhausted, "context handle {}: a process can make {} expert-parallel contexts",
-                     handle, kMaxContexts);
-  }
   std::lock_guard<std::mutex> lock(mutex_);
   if (LocalRank* known = Find(handle, device); known != nullptr) {
     if (known->closed() && known->completion() == completion) {  // of the same engine
@@ -37,32 +34,11 @@ Status ContextTable::Add(int64_t handle, int32_t device, moe::RankContext* conte
     return MakeError(ErrorCode::kAlreadyExists, "context handle {} has, or had in another fabric, a rank on device {}",
                      handle, device);
   }
-  const auto* before = table_[handle].load(std::memory_order_relaxed);
-  auto after = std::make_unique<std::vector<LocalRank*>>();
-  if (before != nullptr) *after = *before;
-  ranks_.push_back(std::make_unique<LocalRank>(device, context, completion));
-  after->push_back(ranks_.back().get());
-  // release, with the acquire in Find.
-  table_[handle].store(after.get(), std::memory_order_release);
-  versions_.push_back(std::move(after));
-  return {};
-}
-
-LocalRank* ContextTable::Find(int64_t handle, int32_t device) const {
-  if (handle < 0 || handle >= kMaxContexts) return nullptr;
-  const auto* ranks = table_[handle].load(std::memory_order_acquire);
-  if (ranks == nullptr) return nullptr;
-  for (LocalRank* rank : *ranks) {
-    if (rank->device() == device) return rank;
-  }
-  return nullptr;
+  return ranks_.Add(handle, std::make_unique<LocalRank>(device, context, completion));
 }
 
 void ContextTable::Close(int64_t handle) {
-  if (handle < 0 || handle >= kMaxContexts) return;
-  const auto* ranks = table_[handle].load(std::memory_order_acquire);
-  if (ranks == nullptr) return;
-  for (LocalRank* rank : *ranks) rank->Close();
+  for (LocalRank* rank : ranks_.EntriesOf(handle)) rank->Close();
 }
 
 }  // namespace jax_fabric::ffi_layer

@@ -1,17 +1,14 @@
-// From the small integers in a compiled program to the objects of this process. Attributes of a custom call must be
-// equal in all processes, so they carry handles, never pointers; the device says which local rank is meant.
+// The local ranks of expert-parallel contexts, by handle and device.
 #ifndef JAX_FABRIC_FFI_CONTEXT_TABLE_H_
 #define JAX_FABRIC_FFI_CONTEXT_TABLE_H_
 
-#include <array>
 #include <atomic>
 #include <cstdint>
-#include <memory>
 #include <mutex>
-#include <vector>
 
 #include "csrc/base/executor.h"
 #include "csrc/base/status.h"
+#include "csrc/ffi/handle_table.h"
 #include "csrc/moe/rank_context.h"
 
 namespace jax_fabric::ffi_layer {
@@ -71,22 +68,18 @@ class Visit {
 
 class ContextTable {
  public:
-  static constexpr int64_t kMaxContexts = 4096;
   static ContextTable& Get();
 
   // `completion` outlives every call. The pair (handle, device) is new, or was closed and comes with the same
   // `completion`.
   Status Add(int64_t handle, int32_t device, moe::RankContext* context, Executor* completion);
   // Lock-free. Null: no such handle, or the device is not one of its ranks here.
-  LocalRank* Find(int64_t handle, int32_t device) const;
+  LocalRank* Find(int64_t handle, int32_t device) const { return ranks_.Find(handle, device); }
   void Close(int64_t handle);
 
  private:
   std::mutex mutex_;  // of writers
-  // Replaced as a whole when a rank is added; old versions stay (readers may hold them).
-  std::array<std::atomic<const std::vector<LocalRank*>*>, kMaxContexts> table_{};
-  std::vector<std::unique_ptr<LocalRank>> ranks_;
-  std::vector<std::unique_ptr<const std::vector<LocalRank*>>> versions_;
+  HandleTable<LocalRank> ranks_;
 };
 
 }  // namespace jax_fabric::ffi_layer

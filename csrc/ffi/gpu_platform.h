@@ -2,6 +2,7 @@
 #ifndef JAX_FABRIC_FFI_GPU_PLATFORM_H_
 #define JAX_FABRIC_FFI_GPU_PLATFORM_H_
 
+#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -18,6 +19,8 @@ namespace jax_fabric::ffi_layer {
 bool HasGpu();
 // Custom calls for XLA's platform "CUDA".
 std::vector<Target> GpuTargets();
+// A word of the host that kernels of the device can store into. Never freed.
+Result<std::shared_ptr<uint64_t>> AllocateGpuWord(int device);
 // As CudaContext::Create.
 Result<std::unique_ptr<moe::RankContext>> CreateGpuContext(const moe::MoeConfig& config, DomainGroup* group,
                                                            moe::HostProxy* proxy, int device, bool force_staged);

@@ -7,6 +7,7 @@
 
 #include <atomic>
 
+#include "csrc/ffi/bump_call.h"
 #include "csrc/ffi/context_table.h"
 #include "csrc/ffi/empty_call.h"
 #include "csrc/ffi/gpu_platform.h"
@@ -14,6 +15,7 @@
 #include "csrc/ffi/local_engine.h"
 #include "csrc/ffi/model_bindings.h"
 #include "csrc/ffi/moe_handlers.h"
+#include "csrc/ffi/program_watcher_bindings.h"
 #include "csrc/ffi/python_errors.h"
 #include "csrc/ffi/secret_bindings.h"
 #include "csrc/ffi/xla_ffi.h"
@@ -85,6 +87,7 @@ nb::dict FfiTargets(const std::string& platform) {
   std::vector<Target> all;
   if (platform == "cpu") {
     all = MoeTargets();
+    all.push_back(BumpTarget());
     all.push_back(EmptyCallTarget());
   } else if (platform == "CUDA") {
     all = GpuTargets();
@@ -121,14 +124,15 @@ int64_t ReserveHandles(int64_t first_free) {
 NB_MODULE(_core, m) {
   RegisterSecret(m);
   RegisterHostBindings(m);
+  RegisterProgramWatcherBindings(m);
   RegisterModelBindings(m);
 
   m.def("ffi_api_version", [] { return nb::make_tuple(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR); });
   m.def("ffi_targets", &FfiTargets, nb::arg("platform"));
   m.def("has_cuda", &HasGpu);
   m.def("ffi_types", &FfiTypes);
-  m.def("next_context_handle", [] { return next_handle.fetch_add(1); });
-  m.def("reserve_context_handles", &ReserveHandles, nb::arg("first_free"));
+  m.def("next_handle", [] { return next_handle.fetch_add(1); });
+  m.def("reserve_handles", &ReserveHandles, nb::arg("first_free"));
 
   nb::class_<moe::MoeConfig>(m, "MoeConfig")
       .def(

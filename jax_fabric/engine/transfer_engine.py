@@ -93,6 +93,30 @@ class TransferEngine:
         function("callback", callback)
         return Watcher(self._native.watch(integer("initial", initial), callback))
 
+    def watch_programs(
+        self,
+        callback: Callable[[int, int], None],
+        *,
+        initial: int,
+        handle: int,
+        ordinal: int,
+        cuda_device: int | None,
+    ) -> Watcher:
+        """As ``watch``, of a word that programs on one device raise; ``Fabric.watcher`` uses it.
+
+        Args:
+          callback: as of ``watch``, like ``initial``.
+          initial: value of the word.
+          handle: by which programs know it.
+          ordinal: how XLA numbers the device.
+          cuda_device: how CUDA numbers it; None on the CPU.
+        """
+        function("callback", callback)
+        value = integer("initial", initial)
+        return Watcher(
+            _core.watch_programs(self._native, value, callback, handle, ordinal, cuda_device)
+        )
+
     def close(self, timeout_s: float = _CLOSE_TIMEOUT_S) -> None:
         """Ends everything outstanding with Cancelled, and the engine's threads.
 

@@ -26,7 +26,7 @@ FLAGS = {
 #: Cases by the module that has them.
 CASES = {
     "layer_cases": ("forward", "gradients", "scan", "split", "two_batches", "compiling", "timed"),
-    "transform_cases": ("vmap", "donated", "profiled", "counted"),
+    "transform_cases": ("vmap", "donated", "profiled", "counted", "watched"),
     "failure_cases": ("silent", "killed", "misused", "closed"),
 }
 

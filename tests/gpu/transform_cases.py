@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from checker import Checker, factor, factors, routing
+
+import jax_fabric as jf
 
 #: As they stand in the text of a compiled program.
 COLLECTIVES = re.compile(r"\b(all-reduce|all-gather|all-to-all|reduce-scatter|collective-\w+)\b")
@@ -164,3 +167,38 @@ def counted(checker: Checker, steps: int) -> None:
             assert ran == calls * rounds, f"{name}, run {number}: {ran} exchanges"
             checker.expect(out, wanted, name)
             np.testing.assert_equal(out.shape, x.shape)
+
+
+def watched(checker: Checker, steps: int) -> None:
+    """The host hears how far a program is, layer by layer, in order; results are what they are."""
+    layers = 4
+    heard: list[tuple[int, int]] = []
+    watcher = checker.fabric.watcher(lambda old, new: heard.append((old, new)), initial=1)
+
+    def run(x, experts, weights, first):
+        def body(x, layer):
+            y = checker.layer(x, experts, weights)
+            return jf.bump(watcher, first[0] + layer, x + 0.01 * y), None
+
+        return jax.lax.scan(body, x, jnp.arange(layers))[0]
+
+    step = checker.on_ranks(run)
+    for number in range(steps):
+        x, experts, weights = routing(checker.sizes, number)
+        first = np.full(checker.ranks, 10 * (number + 1), np.int32)
+        out = step(*(checker.put(each) for each in (x, experts, weights, first)))
+        wanted = x * (1 + 0.01 * factors(experts, weights)) ** layers
+        checker.expect(out, wanted, f"watched, step {number}")
+        last = 10 * (number + 1) + layers - 1
+        assert watcher.load() == [last] * len(watcher.load()), (watcher.load(), last)
+    deadline = time.monotonic() + 10
+    while not (heard and heard[-1][1] == last) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    watcher.close()
+    new = [value for _, value in heard]
+    assert new[-1] == last, heard[-5:]
+    if len(watcher.load()) == 1:
+        assert new == sorted(set(new)), f"out of order: {new}"
+        assert [old for old, _ in heard] == [1, *new[:-1]], heard
+    step(*(checker.put(each) for each in (x, experts, weights, first))).block_until_ready()
+    assert len(heard) == len(new), "heard after it was closed"

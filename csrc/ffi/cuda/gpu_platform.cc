@@ -1,5 +1,6 @@
 #include "csrc/ffi/gpu_platform.h"
 
+#include "csrc/ffi/cuda/bump_handler.h"
 #include "csrc/ffi/cuda/moe_handlers.h"
 #include "csrc/moe/cuda/cuda_context.h"
 
@@ -7,7 +8,13 @@ namespace jax_fabric::ffi_layer {
 
 bool HasGpu() { return true; }
 
-std::vector<Target> GpuTargets() { return CudaMoeTargets(); }
+std::vector<Target> GpuTargets() {
+  std::vector<Target> targets = CudaMoeTargets();
+  targets.push_back(CudaBumpTarget());
+  return targets;
+}
+
+Result<std::shared_ptr<uint64_t>> AllocateGpuWord(int device) { return AllocateMappedWord(device); }
 
 Result<std::unique_ptr<moe::RankContext>> CreateGpuContext(const moe::MoeConfig& config, DomainGroup* group,
                                                            moe::HostProxy* proxy, int device, bool force_staged) {

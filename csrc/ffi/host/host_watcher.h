@@ -15,9 +15,10 @@ namespace jax_fabric::ffi_layer {
 // A watcher as Python holds it.
 class HostWatcher {
  public:
-  // With the GIL. `callback(old, new)` runs on the engine's watcher thread.
+  // With the GIL. `callback(old, new)` runs on the engine's watcher thread. `given`: as of WatcherSet::Add.
   static Result<std::unique_ptr<HostWatcher>> Watch(std::shared_ptr<HostEngine> engine, uint64_t initial,
-                                                    const nanobind::object& callback);
+                                                    const nanobind::object& callback,
+                                                    std::shared_ptr<uint64_t> given = nullptr);
   ~HostWatcher();
   HostWatcher(const HostWatcher&) = delete;
   HostWatcher& operator=(const HostWatcher&) = delete;

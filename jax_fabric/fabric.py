@@ -67,6 +67,7 @@ class _MoeContext:
     config: ExpertParallelConfig
     slices: list[list[Any]]
     local: list[tuple[int, _core.MoeContext]] = dataclasses.field(default_factory=list)
+    memory_bytes: int = 0
 
 
 class Fabric:
@@ -394,6 +395,11 @@ class Fabric:
         self._moe.append(context)
         return handle
 
+    def moe_memory_bytes(self, handle: int) -> int:
+        """Engine-owned memory of a local rank of an expert-parallel context, bytes."""
+        (found,) = (context for context in self._moe if context.handle == handle)
+        return found.memory_bytes
+
     def _connect(self, context: _MoeContext, timeout_s: float) -> None:
         """Makes the context's local ranks for the present membership, and connects them."""
         epoch = self._membership.epoch
@@ -428,6 +434,7 @@ class Fabric:
         }
         for number, native in context.local:
             native.connect(introductions[number], timeout_us=int(timeout_s * 1e6))
+        context.memory_bytes = max(native.memory_bytes for _, native in context.local)
         self._barrier(name, timeout_s)
 
     def _ordinal(self, device: Any) -> int:

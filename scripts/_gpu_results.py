@@ -16,8 +16,8 @@ _EXPLANATION = """\
 Kernel times: from the beginning of the first block to the end of the last one by the device's
 global timer, inside a CUDA graph that empties the caches before each run, another routing in every
 run (`csrc/kernels/cuda/kernels_benchmark.cc`); the copy kernel is measured the same way; `by
-events` includes the launch. Between device and host: `csrc/kernels/cuda/signals_benchmark.cc`, by
-the host's clock, in CUDA graphs.
+events` includes the launch. Between device and host: `csrc/kernels/cuda/signals_benchmark.cc`
+and `csrc/moe/cuda/proxy_benchmark.cc`, by the host's clock.
 """
 
 # File -> heading of each field that is shown.

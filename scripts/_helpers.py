@@ -284,7 +284,7 @@ _CUDA_COMPILER = [
 ]
 
 
-CUDA_PROGRAMS = "//csrc/kernels/cuda:gpu_programs"
+CUDA_PROGRAMS = ("//csrc/kernels/cuda:gpu_programs", "//csrc/moe/cuda:proxy_benchmark")
 
 
 def cuda(_: Context) -> Iterator[Step]:
@@ -299,7 +299,7 @@ def cuda(_: Context) -> Iterator[Step]:
         yield Step("stop Bazel", [bazel(), "shutdown"])
     yield Step(
         "compile and link",
-        [bazel(), "build", "--config=ci", UNITY, "--config=cuda", CUDA_PROGRAMS],
+        [bazel(), "build", "--config=ci", UNITY, "--config=cuda", *CUDA_PROGRAMS],
     )
 
 

@@ -21,7 +21,8 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 
 BIN=.gpu
-TARGETS=(moe_kernels_test rounds_test adjoint_test exchange_test kernels_benchmark signals_benchmark)
+TARGETS=(csrc/kernels/cuda/{moe_kernels_test,rounds_test,adjoint_test,exchange_test,kernels_benchmark,signals_benchmark}
+         csrc/moe/cuda/proxy_benchmark)
 part="" out="" build=0 merge="" name="" python="" gpus=1
 usage() { sed -n '2,23s/^# \{0,1\}//p' "$0"; }
 while [[ $# -gt 0 ]]; do
@@ -39,9 +40,10 @@ done
 
 if [[ $build == 1 ]]; then
   # One file each: the other machine need not have our libraries.
-  bazel build --config=cuda --dynamic_mode=off "${TARGETS[@]/#//\/csrc/kernels/cuda:}" || exit 1
+  labels=() && for target in "${TARGETS[@]}"; do labels+=("//${target%/*}:${target##*/}"); done
+  bazel build --config=cuda --dynamic_mode=off "${labels[@]}" || exit 1
   mkdir -p "$BIN"
-  for target in "${TARGETS[@]}"; do cp -f "bazel-bin/csrc/kernels/cuda/$target" "$BIN/"; done
+  for target in "${TARGETS[@]}"; do cp -f "bazel-bin/$target" "$BIN/"; done
   bazel build --config=cuda //jax_fabric:_core.abi3.so || exit 1
   mkdir -p "$BIN/site"
   cp -f bazel-bin/jax_fabric/_core.abi3.so "$BIN/"
@@ -61,7 +63,7 @@ fi
 case "$part" in smoke | correct | programs | processes | sanitize | speed) ;; *)
   echo "gpu_check: --part must be smoke, correct, programs, processes, sanitize or speed, got '$part'" >&2; exit 2 ;;
 esac
-for target in "${TARGETS[@]}"; do
+for target in "${TARGETS[@]##*/}"; do
   [[ -x $BIN/$target ]] || { echo "gpu_check: $BIN/$target is missing: run scripts/gpu_check.sh --build first" >&2; exit 2; }
 done
 command -v nvidia-smi >/dev/null || { echo "gpu_check: no nvidia-smi: this machine has no NVIDIA driver" >&2; exit 2; }
@@ -109,7 +111,8 @@ sharded() {
 
 benchmark() { timeout 400 "$BIN/kernels_benchmark" "$@" | tee -a "$measured"; return "${PIPESTATUS[0]}"; }
 
-signals() { timeout 100 "$BIN/signals_benchmark" | tee "$out/signals.jsonl"; return "${PIPESTATUS[0]}"; }
+# PROGRAM: how long device and host take to tell each other something.
+signals() { timeout 100 "$BIN/$1" | tee -a "$out/signals.jsonl"; return "${PIPESTATUS[0]}"; }
 
 # JAX programs; the extension takes the place that it has in a source tree.
 exchanges() {
@@ -146,13 +149,14 @@ case "$part" in
     for flags in default no_graphs all_graphs; do
       for how in "" --force-staged; do
         step "two${how/--force-staged/_staged}_$flags" exchanges --processes 2 --flags "$flags" $how --steps 20 \
-          --cases forward,gradients,scan,split,two_batches,vmap,donated,profiled,counted,watched,compiling
+          --cases forward,gradients,scan,split,two_batches,quantised,vmap,donated,profiled,counted,watched,compiling
       done
     done ;;
   processes)
-    step one_process exchanges
+    step one_process exchanges --cases forward,gradients,scan,split,memory
     step mps start_mps
-    step four_in_rounds exchanges --processes 4 --private-tokens 5 --cases forward,gradients,scan,split,vmap,counted
+    step four_in_rounds exchanges --processes 4 --private-tokens 5 \
+      --cases forward,gradients,scan,split,quantised,vmap,counted
     step four_in_rounds_staged exchanges --processes 4 --private-tokens 5 --force-staged
     step eight exchanges --processes 8
     step eight_staged exchanges --processes 8 --force-staged
@@ -176,7 +180,8 @@ case "$part" in
     step memcheck_rounds timeout 100 compute-sanitizer --tool memcheck --error-exitcode 1 "$BIN/rounds_test" --gtest_filter="$small"
     step racecheck timeout 250 compute-sanitizer --tool racecheck --error-exitcode 1 "$BIN/moe_kernels_test" --gtest_filter="$small" ;;
   speed)
-    step signals signals
+    step signals signals signals_benchmark
+    step proxy signals proxy_benchmark
     step decode_ep64_fp8 benchmark
     step decode_ep64_bf16 benchmark --fp8 0
     step decode_ep8_fp8 benchmark --ranks 8

@@ -188,6 +188,7 @@ class RoundsTest(parameterized.TestCase):
                 num_ranks=2, num_experts=4, top_k=2, max_tokens=8192, hidden=64, dtype=jnp.float32
             )
             self.assertLess(moe.memory_bytes(), one_round.memory_bytes() / 8)
+            self.assertEqual(moe.memory_bytes(), moe.config.memory_bytes())
 
             def f(x, e, w):
                 r = moe.dispatch(x, e, w)

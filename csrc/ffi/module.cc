@@ -155,7 +155,8 @@ NB_MODULE(_core, m) {
       .def("introduction", [](const moe::RankContext& self) { return ToPython(ValueOrRaise(self.Introduction())); })
       .def("connect", &Connect, nb::arg("introductions"), nb::arg("timeout_us"))
       .def("lost_ranks", &moe::RankContext::LostRanks)
-      .def_prop_ro("mapped_peers", &moe::RankContext::mapped_peers);
+      .def_prop_ro("mapped_peers", &moe::RankContext::mapped_peers)
+      .def_prop_ro("memory_bytes", &moe::RankContext::memory_bytes);
 
   nb::class_<LocalEngine>(m, "Engine")
       .def(nb::new_([](int worker_threads, const PythonSecret* secret) {

@@ -51,7 +51,7 @@ struct ChannelState {
   int64_t detail = 0;
   uint64_t signature = 0;  // of the messages of the exchange that was issued last, for who finishes it
   int64_t told = 0;        // the exchange that failed, once the host has been told
-  uint32_t blocks = 0;     // of the running kernel, that are through
+  uint32_t blocks = 0;     // of the running kernel, that are through, and how many of them have failed
 };
 
 // A word that the device raises and the host polls. Values may be skipped.

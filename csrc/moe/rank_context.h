@@ -27,6 +27,8 @@ class RankContext {
   virtual Status Connect(std::span<const Bytes> introductions, Deadline deadline) = 0;
   // How many peers are reached by stores into their memory, not by writes; this rank counts.
   virtual int32_t mapped_peers() const = 0;
+  // Bytes that it has allocated, on its device and in host memory together.
+  virtual int64_t memory_bytes() const = 0;
   // Ranks whose peers are lost: dead, or closed. None before Connect, which is what knows the peers.
   virtual std::vector<int32_t> LostRanks() const = 0;
   // From any thread: the error that ended one of the channels, or null. Valid as long as the context.

@@ -114,6 +114,7 @@ class ExpertParallel:
             timeout_s=fabric.timeout_s if timeout_s is None else timeout_s,
         )
         self.axis_name = axis_name
+        self._fabric = fabric
         self._context = fabric.open_moe_context(self.config, axis_name)
 
     @property
@@ -132,8 +133,12 @@ class ExpertParallel:
         return self.config.capacity
 
     def memory_bytes(self) -> int:
-        """Engine-owned memory of one rank, bytes."""
-        return self.config.memory_bytes()
+        """Engine-owned memory of one rank, bytes.
+
+        On GPUs that of the device and of the host together: beside the slots the workspaces of the
+        kernels, flags, and with ``force_staged`` the messages on their way out.
+        """
+        return self._fabric.moe_memory_bytes(self._context)
 
     def dispatch(
         self,

@@ -25,7 +25,10 @@ FLAGS = {
 }
 #: Cases by the module that has them.
 CASES = {
-    "layer_cases": ("forward", "gradients", "scan", "split", "two_batches", "compiling", "timed"),
+    "layer_cases": (
+        *("forward", "gradients", "scan", "split", "two_batches"),
+        *("quantised", "memory", "compiling", "timed"),
+    ),
     "transform_cases": ("vmap", "donated", "profiled", "counted", "watched"),
     "failure_cases": ("silent", "killed", "misused", "closed"),
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -10,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from checker import AXIS, Checker, factor, factors, routing
+
+import jax_fabric as jf
 
 #: Layers of a timed program.
 SCAN_LENGTH = 50
@@ -120,6 +124,65 @@ def two_batches(checker: Checker, steps: int) -> None:
         checker.expect(first, x * total, f"first batch of step {number}")
         by_rank = total.reshape(checker.ranks, -1, 1)[:, ::-1].reshape(-1, 1)
         checker.expect(second, -2 * x * by_rank, f"second batch of step {number}")
+
+
+def quantised(checker: Checker, steps: int) -> None:
+    """Rows travel in eight bits; in halves they give the same bits as whole exchanges."""
+    config = checker.moe.config
+    other = copy.copy(checker)
+    other.moe = jf.moe.ExpertParallel(
+        checker.fabric,
+        axis_name=AXIS,
+        num_experts=config.num_experts,
+        top_k=config.top_k,
+        max_tokens=config.max_tokens,
+        private_tokens=config.private_tokens,
+        hidden=config.hidden,
+        dtype=jnp.float32,
+        dispatch_dtype=jnp.float8_e4m3fn,
+        tokens_dtype=jnp.float32,
+    )
+
+    def both(x, experts, weights):
+        whole = other.layer(x, experts, weights)
+        return whole, other.split_layer(x + 0 * whole, experts, weights)
+
+    step = other.on_ranks(both, 2)
+    for number in range(steps):
+        x, experts, weights = routing(checker.sizes, number)
+        whole, split = step(*(checker.put(each) for each in (x, experts, weights)))
+        # Three bits of mantissa.
+        checker.expect(whole, x * factors(experts, weights), f"quantised, step {number}", 2**-4)
+        for mine, others in zip(whole.addressable_shards, split.addressable_shards, strict=True):
+            np.testing.assert_array_equal(mine.data, others.data, f"halves of step {number}")
+
+
+def memory(checker: Checker, steps: int) -> None:
+    """What a rank says that it has allocated is what the driver says is gone, but for rounding."""
+    del steps
+    config = checker.moe.config
+    found = checker.moe.memory_bytes()
+    # Two parities of a slot for each source and channel, and workspaces beside them.
+    assert found > config.memory_bytes(), (found, config.memory_bytes())
+    before = _free_bytes()
+    other = jf.moe.ExpertParallel(
+        checker.fabric,
+        axis_name=AXIS,
+        num_experts=config.num_experts,
+        top_k=config.top_k,
+        max_tokens=2048,
+        hidden=2048,
+        dtype=jnp.float32,
+    )
+    if jax.process_count() == 1:
+        missing = before - _free_bytes()
+        assert abs(missing - other.memory_bytes()) < 16 << 20, (missing, other.memory_bytes())
+
+
+def _free_bytes() -> int:
+    """Of the first GPU."""
+    command = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
+    return int(subprocess.check_output(command, text=True).split()[0]) << 20
 
 
 def compiling(checker: Checker, steps: int) -> None:

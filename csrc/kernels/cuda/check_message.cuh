@@ -12,29 +12,37 @@
 
 namespace jax_fabric::kernels::cuda {
 
-// Shared by the block.
+// Shared by the block. Barriers are few: each of them is waited for while a message is there.
 struct MessageChecks {
-  uint32_t first_fault;
+  uint32_t counts_fault, rows_fault;  // the lowest of all threads
   unsigned long long expert_rows;
 
-  __device__ __forceinline__ void Begin() {
-    if (threadIdx.x == 0) first_fault = UINT32_MAX, expert_rows = 0;
-    __syncthreads();
+  // By one thread; a barrier lies between it and CheckMessage.
+  __device__ __forceinline__ void Begin() { counts_fault = rows_fault = UINT32_MAX, expert_rows = 0; }
+  static __device__ __forceinline__ void Note(MessageFault fault, uint32_t& lowest) {
+    if (fault != MessageFault::kNone) atomicMin(&lowest, static_cast<uint32_t>(fault));
   }
-  __device__ __forceinline__ void Note(MessageFault fault) {
-    if (fault != MessageFault::kNone) atomicMin(&first_fault, static_cast<uint32_t>(fault));
-  }
-  // What all threads have noted so far.
-  __device__ __forceinline__ MessageFault Sum() {
-    __syncthreads();
-    const uint32_t fault = first_fault;
-    __syncthreads();
-    return fault == UINT32_MAX ? MessageFault::kNone : static_cast<MessageFault>(fault);
+  static __device__ __forceinline__ MessageFault FaultOf(uint32_t lowest) {
+    return lowest == UINT32_MAX ? MessageFault::kNone : static_cast<MessageFault>(lowest);
   }
 };
 
-// Of the first message of a dispatch: what must be right for its metadata to lie within the slot.
-__device__ inline void CheckCounts(const SlotLayout& layout, const void* slot, MessageChecks& checks) {
+// By each thread that wants to know, for itself.
+__device__ __forceinline__ MessageFault CheckHeader(const SlotLayout& layout, const MessageHeader& header,
+                                                    ExchangeKind kind, const MessageStamp& stamp,
+                                                    const ExpectedRows& expected) {
+  const MessageFault fault = CheckStamp(header, kind, stamp);
+  return fault != MessageFault::kNone ? fault : CheckRowCount(layout.shape, header, expected);
+}
+
+// Whether there is nothing to check besides the header.
+__device__ __forceinline__ bool IsPlain(ExchangeKind kind, const ExpectedRows& expected) {
+  return kind != ExchangeKind::kDispatch || expected.round > 0;
+}
+
+// Of the first message of a dispatch: what must be right for its metadata to lie within the slot. By the block; all
+// threads get the same answer.
+__device__ inline MessageFault CheckCounts(const SlotLayout& layout, const void* slot, MessageChecks& checks) {
   const MoeShape& shape = layout.shape;
   const MessageHeader& header = HeaderOf(slot);
   const auto* counts = At<uint32_t>(slot, layout.CountsOffset());
@@ -42,49 +50,46 @@ __device__ inline void CheckCounts(const SlotLayout& layout, const void* slot, M
   const uint32_t rows = counts[shape.rank];
 #pragma unroll 1
   for (int32_t r = threadIdx.x; r < shape.ranks; r += blockDim.x) {
-    checks.Note(CheckRankCounts(shape, counts[r], counts[shape.ranks + r]));
+    checks.Note(CheckRankCounts(shape, counts[r], counts[shape.ranks + r]), checks.counts_fault);
   }
 #pragma unroll 1
   for (int32_t e = threadIdx.x; e < shape.experts_per_rank; e += blockDim.x) {
-    if (local_rows[e] > rows) checks.Note(MessageFault::kExpertRows);
+    if (local_rows[e] > rows) checks.Note(MessageFault::kExpertRows, checks.counts_fault);
     atomicAdd(&checks.expert_rows, static_cast<unsigned long long>(local_rows[e]));
   }
   if (threadIdx.x == 0) {
-    if (counts[shape.ranks + shape.rank] != header.expert_rows) checks.Note(MessageFault::kEntryCount);
-    checks.Note(CheckRounds(shape, header, rows, At<uint32_t>(slot, layout.RoundRowsOffset())));
+    if (counts[shape.ranks + shape.rank] != header.expert_rows) {
+      checks.Note(MessageFault::kEntryCount, checks.counts_fault);
+    }
+    checks.Note(CheckRounds(shape, header, rows, At<uint32_t>(slot, layout.RoundRowsOffset())), checks.counts_fault);
     if (header.payload_offset != static_cast<uint64_t>(layout.DispatchPayloadOffset(rows, header.expert_rows))) {
-      checks.Note(MessageFault::kPayloadOffset);
+      checks.Note(MessageFault::kPayloadOffset, checks.counts_fault);
     }
   }
   __syncthreads();
-  if (threadIdx.x == 0 && checks.expert_rows != header.expert_rows) checks.Note(MessageFault::kExpertRowsSum);
+  const MessageFault fault = checks.FaultOf(checks.counts_fault);
+  if (fault != MessageFault::kNone || checks.expert_rows == header.expert_rows) return fault;
+  return MessageFault::kExpertRowsSum;
 }
 
-// By all threads of the block; all get the same answer. `stamp.incarnation` is the source's.
-__device__ inline MessageFault CheckMessage(const SlotLayout& layout, const void* slot, ExchangeKind kind,
-                                            const MessageStamp& stamp, const ExpectedRows& expected,
-                                            MessageChecks& checks) {
-  const MoeShape& shape = layout.shape;
+// The first message of a dispatch, by all threads of the block; all get the same answer. `stamp.incarnation` is the
+// source's.
+__device__ inline MessageFault CheckFirstMessage(const SlotLayout& layout, const void* slot, const MessageStamp& stamp,
+                                                 MessageChecks& checks) {
   const MessageHeader& header = HeaderOf(slot);
-  checks.Begin();
-  if (threadIdx.x == 0) {
-    checks.Note(CheckStamp(header, kind, stamp));
-    checks.Note(CheckRowCount(shape, header, expected));
-  }
-  MessageFault fault = checks.Sum();
+  MessageFault fault = CheckHeader(layout, header, ExchangeKind::kDispatch, stamp, {});
   if (fault != MessageFault::kNone) return fault;
-  if (kind != ExchangeKind::kDispatch || expected.round > 0) return CheckPlain(layout, header, kind);
-  CheckCounts(layout, slot, checks);
-  fault = checks.Sum();
+  fault = CheckCounts(layout, slot, checks);
   if (fault != MessageFault::kNone) return fault;
-  const int64_t rows = At<uint32_t>(slot, layout.CountsOffset())[shape.rank];
+  const int64_t rows = At<uint32_t>(slot, layout.CountsOffset())[layout.shape.rank];
   const auto* meta = At<RowMeta>(slot, layout.RowMetaOffset());
   const auto* entries = At<Entry>(slot, layout.EntriesOffset(rows));
 #pragma unroll 1
   for (int64_t j = threadIdx.x; j < rows; j += blockDim.x) {
-    checks.Note(CheckRow(shape, header, rows, meta, entries, j));
+    checks.Note(CheckRow(layout.shape, header, rows, meta, entries, j), checks.rows_fault);
   }
-  return checks.Sum();
+  __syncthreads();
+  return checks.FaultOf(checks.rows_fault);
 }
 
 }  // namespace jax_fabric::kernels::cuda

@@ -53,29 +53,42 @@ __device__ void TellHost(const ExchangeChannel& channel, int64_t sequence) {
   SystemWord<int64_t>(line.sequence).store(sequence, ::cuda::memory_order_release);
 }
 
-// Whether this exchange may be begun or finished now. All blocks find the same.
-__device__ bool IsInOrder(const ExchangeArgs& args, int64_t sequence) {
+// By one thread of each block; all find the same: whether this exchange may be begun or finished now. `issued`: of the
+// channel's state.
+__device__ bool MayGoOn(const ExchangeArgs& args, int64_t issued, int64_t sequence) {
   const ChannelState& state = *args.channel.state;
-  if (args.part == ExchangePart::kFinish) {
-    return state.issued == state.finished + 1 && *args.ticket == static_cast<int32_t>(sequence);
+  const bool is_second_half = args.part == ExchangePart::kFinish;
+  // All are read before the first of them decides: they are on their way at once.
+  const SignalError error = ErrorOf(args.channel);
+  const int32_t axis_rank = *args.axis_rank;
+  const int64_t finished = state.finished;
+  const int32_t ticket = is_second_half ? *args.ticket : 0;
+  if (error != SignalError::kNone) return false;
+  if (axis_rank != args.layout.shape.rank) {
+    Fail(args.channel, SignalError::kRank, 0, axis_rank);
+    return false;
   }
-  return state.issued == state.finished;
+  const bool is_begun = issued == finished + 1;
+  if (is_second_half ? is_begun && ticket == static_cast<int32_t>(sequence) : issued == finished) return true;
+  Fail(args.channel, SignalError::kOrder, 0, static_cast<int64_t>(args.part));
+  return false;
 }
 
-// By one thread of the block for `rank`: what the send kernel has stored is there for whoever acquires the word.
-__device__ __forceinline__ void Tell(const ExchangeChannel& channel, int64_t sequence, int32_t rank) {
-  int64_t* flag = channel.peers[rank].flag;
-  // release, and cumulative: the stores of earlier kernels, which this one comes after, are ordered before it. The
+// By one thread of the block for `rank`, whose flag is given: what the send kernel has stored is there for whoever
+// acquires the word.
+__device__ __forceinline__ void Tell(const ExchangeChannel& channel, int64_t sequence, int32_t rank, int64_t* flag) {
+  const bool tells_host = rank == 0 && channel.through_host;
+  // release, and cumulative: the stores of earlier kernels, which this one comes after, are ordered before both. The
   // peer's kernel, or the host's proxy, acquires it.
-  if (flag != nullptr) SystemWord<int64_t>(*flag).store(sequence, ::cuda::memory_order_release);
-  if (rank == 0 && channel.through_host) {
-    SystemWord<int64_t>(channel.signals->posted.sequence).store(sequence, ::cuda::memory_order_release);
+  ::cuda::atomic_thread_fence(::cuda::memory_order_release, ::cuda::thread_scope_system);
+  if (tells_host) {
+    SystemWord<int64_t>(channel.signals->posted.sequence).store(sequence, ::cuda::memory_order_relaxed);
   }
+  if (flag != nullptr) SystemWord<int64_t>(*flag).store(sequence, ::cuda::memory_order_relaxed);
 }
 
 // By one thread: until the message of `source` is here, or something else ends the wait.
-__device__ bool WaitFor(const ExchangeChannel& channel, int64_t sequence, int32_t source) {
-  const bool by_flag = channel.peers[source].flag != nullptr;
+__device__ bool WaitFor(const ExchangeChannel& channel, int64_t sequence, int32_t source, bool by_flag) {
   // Acquires what the peer's kernel released, or what the host did for it.
   const SystemWord<int64_t> word(by_flag ? const_cast<int64_t&>(channel.flags[source]) : channel.signals->host.done);
   const uint64_t begin_ns = GlobalTimerNs();
@@ -128,23 +141,41 @@ __device__ ExpectedRows RowsFrom(const ExchangeArgs& args, int32_t source) {
   return expected;
 }
 
-// By the block of a source whose message is here.
-__device__ void CheckSource(const ExchangeArgs& args, int64_t sequence, int32_t source) {
+// By the block of a source: waits for its message and checks it. All threads get the same answer: whether it can be
+// used.
+__device__ bool Receive(const ExchangeArgs& args, int64_t sequence, int32_t source, const ExchangePeer& peer) {
   __shared__ MessageChecks checks;
+  __shared__ bool arrived;
+  __shared__ uint32_t plain_fault;
   const MoeShape& shape = args.layout.shape;
   const void* slot = args.slots[(sequence & 1) * shape.ranks + source];
   MessageStamp stamp = args.stamp;
   stamp.sequence = sequence;
+  stamp.incarnation = peer.incarnation;
   if (args.part == ExchangePart::kFinish) stamp.signature = args.channel.state->signature;
-  stamp.incarnation = args.channel.peers[source].incarnation;
-  const MessageFault fault = CheckMessage(args.layout, slot, args.kind, stamp, RowsFrom(args, source), checks);
-  if (fault != MessageFault::kNone) {
-    if (threadIdx.x == 0) {
-      Fail(args.channel, SignalError::kMessage, source, static_cast<int64_t>(fault));
+  // All that can be known before the message is here.
+  const ExpectedRows expected = RowsFrom(args, source);
+  const bool is_plain = IsPlain(args.kind, expected);
+  if (threadIdx.x == 0) {
+    checks.Begin();
+    arrived = WaitFor(args.channel, sequence, source, peer.flag != nullptr);
+    MessageFault fault = MessageFault::kNone;
+    if (arrived && is_plain) {
+      fault = CheckHeader(args.layout, HeaderOf(slot), args.kind, stamp, expected);
+      if (fault == MessageFault::kNone) fault = CheckPlain(args.layout, HeaderOf(slot), args.kind);
     }
-    return;
+    plain_fault = static_cast<uint32_t>(fault);
   }
-  if (args.capacity == 0) return;
+  // What thread 0 has acquired is there for all threads of the block.
+  __syncthreads();
+  if (!arrived) return false;
+  const MessageFault fault =
+      is_plain ? static_cast<MessageFault>(plain_fault) : CheckFirstMessage(args.layout, slot, stamp, checks);
+  if (fault != MessageFault::kNone) {
+    if (threadIdx.x == 0) Fail(args.channel, SignalError::kMessage, source, static_cast<int64_t>(fault));
+    return false;
+  }
+  if (args.capacity == 0) return true;
   // Every source tells its counts for every rank: all ranks see an overflow, and fail alike.
   const auto* expert_rows = At<uint32_t>(slot, args.layout.CountsOffset()) + shape.ranks;
 #pragma unroll 1
@@ -152,6 +183,7 @@ __device__ void CheckSource(const ExchangeArgs& args, int64_t sequence, int32_t 
     atomicAdd(reinterpret_cast<unsigned long long*>(args.channel.expert_rows + rank),
               static_cast<unsigned long long>(expert_rows[rank]));
   }
+  return true;
 }
 
 // By the last block.
@@ -178,17 +210,22 @@ __device__ void FillOutputs(const ExchangeArgs& args) {
   }
 }
 
-// Whether this block is the last one of the launch; it sees what the others have done.
-__device__ bool IsLastBlock(ChannelState& state) {
-  __shared__ bool is_last;
+// How many blocks are through, and how many of those have failed, in one word.
+constexpr uint32_t kFailedBlock = 1u << 16;
+
+// By all threads of a block, with the same `failed`; they get the same answers. Whether this block is the last one of
+// the launch, which sees what the others have done; and then in `failed`, whether any block has.
+__device__ bool IsLastBlock(ChannelState& state, bool& failed) {
+  __shared__ uint32_t before;
   __syncthreads();
+  if (gridDim.x == 1) return true;
   if (threadIdx.x == 0) {
     // acq_rel, with the same of the other blocks.
-    const uint32_t before = DeviceWord<uint32_t>(state.blocks).fetch_add(1, ::cuda::memory_order_acq_rel);
-    is_last = before + 1 == gridDim.x;
+    before = DeviceWord<uint32_t>(state.blocks).fetch_add(failed ? kFailedBlock + 1 : 1, ::cuda::memory_order_acq_rel);
   }
   __syncthreads();
-  return is_last;
+  failed = failed || before >= kFailedBlock;
+  return before % kFailedBlock + 1 == gridDim.x;
 }
 
 // A block for each rank.
@@ -198,26 +235,21 @@ __global__ void __launch_bounds__(kThreads) ExchangeKernel(const __grid_constant
   ChannelState& state = *channel.state;
   const auto rank = static_cast<int32_t>(blockIdx.x);
   const bool begins = args.part != ExchangePart::kFinish, finishes = args.part != ExchangePart::kBegin;
-  const int64_t sequence = state.issued + (begins ? 1 : 0);
+  const ExchangePeer peer = channel.peers[rank];
+  const int64_t issued = state.issued, sequence = issued + (begins ? 1 : 0);
   if (threadIdx.x == 0) {
-    goes_on = ErrorOf(channel) == SignalError::kNone;
-    if (goes_on && *args.axis_rank != args.layout.shape.rank) {
-      Fail(channel, SignalError::kRank, 0, *args.axis_rank);
-      goes_on = false;
-    } else if (goes_on && !IsInOrder(args, sequence)) {
-      Fail(channel, SignalError::kOrder, 0, static_cast<int64_t>(args.part));
-      goes_on = false;
-    }
-    if (goes_on && begins) Tell(channel, sequence, rank);
-    if (goes_on && finishes) goes_on = WaitFor(channel, sequence, rank);
+    goes_on = MayGoOn(args, issued, sequence);
+    if (goes_on && begins) Tell(channel, sequence, rank, peer.flag);
   }
-  // The message that thread 0 has acquired is there for all threads of the block.
   __syncthreads();
-  if (goes_on && finishes) CheckSource(args, sequence, rank);
-  if (!IsLastBlock(state)) return;
-  if (finishes && args.capacity != 0) CheckCapacity(args);
-  __syncthreads();
-  const bool failed = ErrorOf(channel) != SignalError::kNone;
+  bool failed = !goes_on;
+  if (!failed && finishes) failed = !Receive(args, sequence, rank, peer);
+  if (!IsLastBlock(state, failed)) return;
+  if (finishes && args.capacity != 0) {
+    CheckCapacity(args);
+    __syncthreads();
+    failed = ErrorOf(channel) != SignalError::kNone;
+  }
   if (failed) FillOutputs(args);
   if (threadIdx.x != 0) return;
   if (failed) TellHost(channel, sequence);

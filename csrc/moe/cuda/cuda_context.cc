@@ -208,6 +208,11 @@ const CudaChannel* CudaContext::channel(int32_t index) const {
 
 int32_t CudaContext::mapped_peers() const { return options_.force_staged ? 1 : config_.layout.shape.ranks; }
 
+int64_t CudaContext::memory_bytes() const {
+  const int64_t in_host_memory = static_cast<int64_t>(connector_->memory().size() + connector_->staging().size());
+  return shared_.bytes() + private_.bytes() + BytesOfAll<HostWords>(config_.channels, config_.layout) + in_host_memory;
+}
+
 const Error* CudaContext::error() const {
   for (const auto& channel : proxied_) {
     if (const Error* error = channel->error(); error != nullptr) return error;

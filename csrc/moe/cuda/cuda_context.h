@@ -35,6 +35,8 @@ class CudaContext final : public RankContext {
   Result<Bytes> Introduction() const override;
   Status Connect(std::span<const Bytes> introductions, Deadline deadline) override;
   int32_t mapped_peers() const override;
+  // Slots and, if staged, their copies to be sent; flags, workspaces, and words between device and host.
+  int64_t memory_bytes() const override;
   std::vector<int32_t> LostRanks() const override { return connector_->LostRanks(); }
   const Error* error() const override;
   bool Close(Deadline deadline) override;

@@ -1,0 +1,276 @@
+// How soon the host proxy and the engine hand a rank's messages to a NIC. One JSON object a line.
+//
+// first of 56 writes, 56 writes: from the word that tells the host to the first and the last of 56 writes, which a
+//   domain counts (64 ranks of which 8 are on this machine). Between them are the proxy's poll, the channel's post, and
+//   the engine's worker.
+// graph to first write: from the call that launches a CUDA graph, which packs the messages into staging slots and tells
+//   the host, to the first of those writes.
+//
+// proxy_benchmark [--rounds R]
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "csrc/engine/domains/local/local_domain.h"
+#include "csrc/engine/transfer_engine.h"
+#include "csrc/kernels/cuda/exchange.h"
+#include "csrc/kernels/cuda/moe_kernels.h"
+#include "csrc/kernels/signals.h"
+#include "csrc/moe/host_proxy.h"
+#include "csrc/moe/peer_connector.h"
+#include "csrc/moe/proxied_channel.h"
+#include "csrc/moe/testing/counting_domain.h"
+
+namespace jax_fabric::moe {
+namespace {
+
+using kernels::ChannelSignals;
+using kernels::ChannelState;
+using testing::CountingDomain;
+
+constexpr int32_t kPeers = 56;
+constexpr int32_t kRanks = kPeers + 1;
+constexpr int kWarmUp = 200;
+
+void Check(cudaError_t error) {
+  if (error == cudaSuccess) return;
+  std::fprintf(stderr, "proxy_benchmark: %s\n", cudaGetErrorString(error));
+  std::exit(1);
+}
+void Check(const Status& status) {
+  if (status) return;
+  std::fprintf(stderr, "proxy_benchmark: %s\n", status.error().message.c_str());
+  std::exit(1);
+}
+template <typename T>
+T Value(Result<T> result) {
+  if (!result) Check(Status(tl::unexpected<Error>(result.error())));
+  return std::move(*result);
+}
+
+int64_t NowNs() { return SteadyClock::Get().NowNs(); }
+
+template <typename T>
+T* Mapped(int64_t count) {
+  void* memory = nullptr;
+  Check(cudaHostAlloc(&memory, count * sizeof(T), cudaHostAllocMapped));
+  std::memset(memory, 0, count * sizeof(T));
+  return static_cast<T*>(memory);
+}
+template <typename T>
+T* Allocate(const std::vector<T>& values) {
+  void* memory = nullptr;
+  Check(cudaMalloc(&memory, values.size() * sizeof(T)));
+  Check(cudaMemcpy(memory, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice));
+  return static_cast<T*>(memory);
+}
+
+void Report(const char* name, std::vector<int64_t> ns) {
+  ns.erase(ns.begin(), ns.begin() + kWarmUp);
+  std::sort(ns.begin(), ns.end());
+  const auto at = [&](double share) {
+    return static_cast<double>(ns[static_cast<size_t>(share * static_cast<double>(ns.size() - 1))]) * 1e-3;
+  };
+  std::printf(
+      "{\"case\": \"%s\", \"metric\": \"time\", \"unit\": \"us\", \"median\": %.2f, \"p99\": %.2f, \"p999\": %.2f, "
+      "\"min\": %.2f, \"max\": %.2f, \"n\": %zu}\n",
+      name, at(0.5), at(0.99), at(0.999), at(0), at(1), ns.size());
+  std::fflush(stdout);
+}
+
+MoeConfig ConfigOf(int32_t rank) {
+  MoeConfig config;
+  config.layout.shape = {.ranks = kRanks, .rank = rank, .experts_per_rank = 1, .experts = kRanks, .hidden = 8};
+  config.channels = 1;
+  return config;
+}
+
+// Rank 0, whose writes are counted, and engines of the others, which only let themselves be connected to.
+class Host {
+ public:
+  Host() : peers_engine_(Value(TransferEngine::Create({}))), engine_(Value(TransferEngine::Create({}))) {
+    std::vector<Bytes> introductions;
+    for (int32_t rank = 0; rank < kRanks; ++rank) configs_.push_back(ConfigOf(rank));
+    for (int32_t rank = 0; rank < kRanks; ++rank) {
+      std::unique_ptr<Domain> domain = Value(CreateLocalDomain({.name = "rank" + std::to_string(rank)}));
+      if (rank == 0) {
+        auto counting = std::make_unique<CountingDomain>(std::move(domain), kPeers);
+        domain_ = counting.get();
+        domain = std::move(counting);
+      }
+      GroupOptions options;
+      options.name = "rank" + std::to_string(rank);
+      options.domains.push_back(std::move(domain));
+      DomainGroup* group = Value((rank == 0 ? engine_ : peers_engine_)->AddGroup(std::move(options)));
+      if (rank == 0) group_ = group;
+      connectors_.push_back(std::make_unique<PeerConnector>(configs_[rank], group));
+      const int64_t bytes = configs_[rank].layout.ChannelBytes();
+      Check(connectors_.back()->Prepare({.memory_bytes = bytes, .staging_bytes = bytes, .map_peers = false}));
+      introductions.push_back(Value(connectors_.back()->Introduction({})));
+    }
+    Check(connectors_[0]->Connect(introductions, Deadline::After(SteadyClock::Get(), 20'000'000)));
+    std::vector<uint8_t> through_host(kRanks, 1);
+    through_host[0] = 0;
+    signals_ = Mapped<ChannelSignals>(1);
+    message_bytes_ = Mapped<int64_t>(kRanks);
+    missing_ = Mapped<uint8_t>(kRanks);
+    std::fill(message_bytes_, message_bytes_ + kRanks, 64);
+    channel_ = Value(ProxiedChannel::Create(0, configs_[0], connectors_[0]->table(), through_host, group_,
+                                            {signals_, message_bytes_, missing_}));
+    proxy_ = Value(HostProxy::Start("jf_proxy", {}));
+    proxy_->Add(channel_.get());
+  }
+  ~Host() {
+    proxy_->Remove(channel_.get());
+    channel_->Stop(Error{ErrorCode::kCancelled, "closed"});
+    while (!channel_->Quiet()) std::this_thread::yield();
+    proxy_.reset();
+    const Deadline deadline = Deadline::After(SteadyClock::Get(), 20'000'000);
+    Check(engine_->Close(deadline));
+    Check(peers_engine_->Close(deadline));
+  }
+
+  // Before exchange `sequence` is told.
+  void Expect(int64_t sequence) {
+    domain_->ExpectBurst(connectors_[0]->table().Immediate(0, 0, ArrivalImmediate(sequence)));
+  }
+  // Until its writes were counted, and the channel is ready for the next one.
+  CountingDomain::Times Wait(int64_t sequence) {
+    while (domain_->bursts() < static_cast<uint64_t>(sequence) ||
+           std::atomic_ref(signals_->host.done).load(std::memory_order_acquire) < sequence) {
+      if (channel_->error() == nullptr) continue;
+      std::fprintf(stderr, "proxy_benchmark: %s\n", channel_->error()->message.c_str());
+      std::exit(1);
+    }
+    return domain_->times();
+  }
+
+  const MoeConfig& config() const { return configs_[0]; }
+  ChannelSignals* signals() { return signals_; }
+  int64_t* message_bytes() { return message_bytes_; }
+  uint8_t* missing() { return missing_; }
+  std::span<std::byte> staging() { return connectors_[0]->staging(); }
+
+ private:
+  const std::unique_ptr<TransferEngine> peers_engine_, engine_;
+  std::vector<MoeConfig> configs_;  // outlive the connectors
+  std::vector<std::unique_ptr<PeerConnector>> connectors_;
+  CountingDomain* domain_ = nullptr;
+  DomainGroup* group_ = nullptr;
+  ChannelSignals* signals_ = nullptr;
+  int64_t* message_bytes_ = nullptr;
+  uint8_t* missing_ = nullptr;
+  std::unique_ptr<ProxiedChannel> channel_;
+  std::unique_ptr<HostProxy> proxy_;
+};
+
+// The device's half of an exchange without rows, as a graph: packs and tells.
+class Device {
+ public:
+  explicit Device(Host& host) {
+    const kernels::SlotLayout& layout = host.config().layout;
+    void* staging = nullptr;
+    Check(cudaHostRegister(host.staging().data(), host.staging().size(), cudaHostRegisterMapped));
+    Check(cudaHostGetDevicePointer(&staging, host.staging().data(), 0));
+    std::vector<void*> slots;
+    for (int parity = 0; parity < 2; ++parity) {
+      for (int32_t rank = 0; rank < kRanks; ++rank) {
+        slots.push_back(static_cast<std::byte*>(staging) + layout.SlotOffset(rank, parity));
+      }
+    }
+    state_ = Allocate(std::vector<ChannelState>(1));
+    kernels::CombineSendArgs send;
+    send.layout = layout;
+    send.route = {Allocate(std::vector<int32_t>(kRanks, -1)), Allocate(std::vector<int32_t>(kRanks, 0))};
+    send.slots = Allocate(slots);
+    send.message_bytes = host.message_bytes();
+    kernels::cuda::ExchangeArgs exchange;
+    exchange.channel = {.state = state_,
+                        .signals = host.signals(),
+                        .missing = host.missing(),
+                        .peers = Allocate(std::vector<kernels::cuda::ExchangePeer>(kRanks)),
+                        .flags = Allocate(std::vector<int64_t>(kRanks)),
+                        .expert_rows = Allocate(std::vector<int64_t>(kRanks)),
+                        .through_host = true,
+                        .timeout_ns = 20'000'000'000};
+    exchange.part = kernels::cuda::ExchangePart::kBegin;
+    exchange.layout = layout;
+    exchange.kind = kernels::ExchangeKind::kCombine;
+    exchange.axis_rank = Allocate(std::vector<int32_t>(1));
+    exchange.token = Allocate(std::vector<int32_t>(1));
+    Check(kernels::cuda::LoadKernels());
+    Check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    cudaGraph_t graph;
+    Check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
+    Check(kernels::cuda::CombineSend(send, {.stream = stream_, .channel = state_}));
+    Check(kernels::cuda::Exchange(exchange, stream_));
+    Check(cudaStreamEndCapture(stream_, &graph));
+    Check(cudaGraphInstantiate(&graph_, graph, 0));
+  }
+
+  // The last exchange is done, and this is the number of the next one.
+  void SetNext(int64_t sequence) {
+    const ChannelState state{.issued = sequence - 1, .finished = sequence - 1};
+    Check(cudaMemcpy(state_, &state, sizeof(state), cudaMemcpyHostToDevice));
+  }
+  void Launch() { Check(cudaGraphLaunch(graph_, stream_)); }
+  void Wait() { Check(cudaStreamSynchronize(stream_)); }
+
+ private:
+  ChannelState* state_ = nullptr;
+  cudaStream_t stream_ = nullptr;
+  cudaGraphExec_t graph_ = nullptr;
+};
+
+int Main(int argc, char** argv) {
+  int rounds = 5000;
+  if (argc == 3 && std::strcmp(argv[1], "--rounds") == 0) {
+    rounds = std::atoi(argv[2]);
+  } else if (argc != 1) {
+    std::fprintf(stderr, "usage: proxy_benchmark [--rounds R]\n");
+    return 2;
+  }
+  if (rounds <= kWarmUp) {
+    std::fprintf(stderr, "proxy_benchmark: --rounds %d: must be above %d, which are for warming up\n", rounds, kWarmUp);
+    return 2;
+  }
+  Host host;
+  Device device(host);
+  std::vector<int64_t> first_writes, writes, from_graph;
+  int64_t sequence = 0;
+  for (int i = 0; i < rounds; ++i) {
+    host.Expect(++sequence);
+    const int64_t begin_ns = NowNs();
+    std::atomic_ref(host.signals()->posted.sequence).store(sequence, std::memory_order_release);
+    const CountingDomain::Times times = host.Wait(sequence);
+    first_writes.push_back(times.first_ns - begin_ns);
+    writes.push_back(times.last_ns - begin_ns);
+  }
+  Report("first of 56 writes", std::move(first_writes));
+  Report("56 writes", std::move(writes));
+  for (int i = 0; i < rounds; ++i) {
+    device.SetNext(++sequence);
+    host.Expect(sequence);
+    const int64_t begin_ns = NowNs();
+    device.Launch();
+    from_graph.push_back(host.Wait(sequence).first_ns - begin_ns);
+    device.Wait();
+  }
+  Report("graph to first write", std::move(from_graph));
+  return 0;
+}
+
+}  // namespace
+}  // namespace jax_fabric::moe
+
+int main(int argc, char** argv) { return jax_fabric::moe::Main(argc, argv); }

@@ -1,0 +1,92 @@
+// A domain whose writes are counted and go nowhere, for benchmarks of what comes before them. Everything else is that
+// of another domain.
+#ifndef JAX_FABRIC_MOE_TESTING_COUNTING_DOMAIN_H_
+#define JAX_FABRIC_MOE_TESTING_COUNTING_DOMAIN_H_
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "csrc/base/clock.h"
+#include "csrc/engine/domain.h"
+
+namespace jax_fabric::moe::testing {
+
+class CountingDomain final : public Domain {
+ public:
+  // When writes were handed over, by SteadyClock.
+  struct Times {
+    int64_t first_ns = 0;
+    int64_t last_ns = 0;
+  };
+
+  // A burst is that many writes; each write completes, and after the last one as many immediates come as if from peers.
+  CountingDomain(std::unique_ptr<Domain> domain, uint32_t burst) : domain_(std::move(domain)), burst_(burst) {}
+
+  // Before the first write of a burst.
+  void ExpectBurst(uint32_t answered_immediate) { immediate_.store(answered_immediate, std::memory_order_release); }
+  // Bursts that are complete; `times()` of the last of them may be read then.
+  uint64_t bursts() const { return bursts_.load(std::memory_order_acquire); }
+  const Times& times() const { return times_; }
+
+  DomainKind kind() const override { return domain_->kind(); }
+  const std::string& name() const override { return domain_->name(); }
+  ByteView address() const override { return domain_->address(); }
+  const DomainLimits& limits() const override { return domain_->limits(); }
+  Result<MemoryRegion> RegisterMemory(void* address, uint64_t length, MemoryKind kind, Access access) override {
+    return domain_->RegisterMemory(address, length, kind, access);
+  }
+  Status DeregisterMemory(const MemoryRegion& region) override { return domain_->DeregisterMemory(region); }
+  Result<PeerId> AddPeer(ByteView address) override { return domain_->AddPeer(address); }
+  PeerState peer_state(PeerId peer) const override { return domain_->peer_state(peer); }
+  void RemovePeer(PeerId peer) override { domain_->RemovePeer(peer); }
+  PostResult PostWrite(const WriteRequest& request) override {
+    const int64_t now_ns = SteadyClock::Get().NowNs();
+    if (writes_ == 0) times_.first_ns = now_ns;
+    completions_.push_back({.kind = CompletionKind::kWrite, .peer = request.peer, .context = request.context});
+    if (++writes_ < burst_) return PostResult::kPosted;
+    times_.last_ns = now_ns;
+    completions_.push_back(
+        {.kind = CompletionKind::kImmediate, .immediate = immediate_.load(std::memory_order_acquire), .count = burst_});
+    writes_ = 0;
+    // release, with bursts().
+    bursts_.fetch_add(1, std::memory_order_release);
+    return PostResult::kPosted;
+  }
+  PostResult PostSend(const SendRequest& request) override { return domain_->PostSend(request); }
+  PostResult PostReceive(const ReceiveRequest& request) override { return domain_->PostReceive(request); }
+  size_t Poll(std::span<Completion> completions) override {
+    size_t count = 0;
+    // A NIC has one queue however many peers it has, and the local domain a mailbox for each: rarely, once connected.
+    const bool looks = immediate_.load(std::memory_order_relaxed) == 0 || ++polls_ % 1024 == 0;
+    for (; count < completions.size() && !completions_.empty(); ++count) {
+      completions[count] = completions_.front();
+      completions_.pop_front();
+    }
+    return looks ? count + domain_->Poll(completions.subspan(count)) : count;
+  }
+  int wait_fd() const override { return domain_->wait_fd(); }
+  bool ArmWait() override { return completions_.empty() && domain_->ArmWait(); }
+  const std::string& last_error() const override { return domain_->last_error(); }
+  void* MapRemote(PeerId peer, uint64_t remote_address, uint64_t remote_key, uint64_t length) override {
+    return domain_->MapRemote(peer, remote_address, remote_key, length);
+  }
+
+ private:
+  const std::unique_ptr<Domain> domain_;
+  const uint32_t burst_;
+  std::atomic<uint32_t> immediate_{0};
+  std::atomic<uint64_t> bursts_{0};
+  // Of the driving thread.
+  uint32_t writes_ = 0;
+  uint32_t polls_ = 0;
+  Times times_;
+  std::deque<Completion> completions_;
+};
+
+}  // namespace jax_fabric::moe::testing
+
+#endif  // JAX_FABRIC_MOE_TESTING_COUNTING_DOMAIN_H_

@@ -7,7 +7,7 @@
 #                                                 where the GPU is, with .gpu/ from a machine of the same processor
 #   scripts/gpu_check.sh --merge DIR --name NAME  DIR/PART of all parts, into benchmarks/results/DATE-gpu-NAME
 #
-# Parts, each under two minutes on an H200:
+# Parts, each under three minutes on an H200:
 #   smoke     the machine, one test of each kind, a short benchmark
 #   correct   every kernel over many shapes, types and routings, bit by bit
 #   programs  JAX programs of two processes with every way of XLA to run them: in halves, under vmap, scan and grad,

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 # For what has been published, if it ever was.
 _LOOK_S = 0.05
 _NOT_NEW = (
-    "rejoin=True: this process has made expert-parallel contexts or watchers before: start it anew, "
-    "and make its fabrics in the order in which the others made theirs"
+    "rejoin=True: this process has made expert-parallel contexts or watchers before: start it "
+    "anew, and make its fabrics in the order in which the others made theirs"
 )
 
 
@@ -109,9 +109,10 @@ class Fabric:
             could store them into the other one's memory by itself, which is faster.
           rejoin: this process was lost, has been started anew, and takes its place again: waits
             until the others call ``recover(rejoin=...)`` with its index. Then make the
-            ``ExpertParallel`` objects that they have made, in the same order; each connects while
-            the others recover. ``membership.step`` says where all go on. ``jax.distributed`` lets a
-            process back in where all were started with ``jax_enable_recoverability``.
+            ``ExpertParallel`` objects and watchers that they have made, in the same order; each
+            connects while the others recover. ``membership.step`` says where all go on.
+            ``jax.distributed`` lets a process back in where all were started with
+            ``jax_enable_recoverability``.
 
         Raises:
           ValueError: an argument is wrong, or differs from that of the first process; the mesh has

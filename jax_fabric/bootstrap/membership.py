@@ -21,7 +21,8 @@ class Agreement:
     Attributes:
       processes: indices of those that go on, rising.
       step: the smallest one that any survivor gave.
-      contexts: how many contexts the survivors have made: those that come back make them, too.
+      contexts: how many contexts and watchers the survivors have made: those that come back make
+        them, too.
     """
 
     processes: tuple[int, ...]

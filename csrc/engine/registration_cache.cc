@@ -64,8 +64,9 @@ Status RegistrationCache::RegisterWithNics(Slot& slot, const PieceLayout& layout
   }
   slot.regions = pieces->regions[0];
   slot.pieces = layout.count > 1 ? std::move(pieces) : nullptr;
-  if (!status.has_value()) [[maybe_unused]]
-    const Status undone = DeregisterFromNics(slot);  // not what to tell
+  if (!status.has_value()) {
+    [[maybe_unused]] const Status undone = DeregisterFromNics(slot);  // the first cause is what to tell
+  }
   return status;
 }
 

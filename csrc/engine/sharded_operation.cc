@@ -61,7 +61,7 @@ PostResult ShardedOperation::Post(Domain& domain, Stream& stream, uint32_t, uint
   request.remote_address = stream.remote_address + (part.length == 0 ? 0 : part.offset);
   request.remote_key = stream.remote_key;
   request.immediate = stream.immediate;
-  if (part.length > 0) UsePieces(stream, part.offset, part.offset, request);
+  if (!pieces_.empty() && part.length > 0) UsePieces(stream, part.offset, part.offset, request);
   return domain.PostWrite(request);
 }
 

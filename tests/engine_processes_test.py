@@ -133,6 +133,20 @@ class DocsTest(absltest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("[7, 250, 42]", done.stdout)
 
+    def test_the_example_of_a_layer_runs(self):
+        done = programs.run_example("moe_layer.py")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("output (256, 64)", done.stdout)
+        norm = re.search(r"gradient of the experts \(16, 64, 128\) norm (\S+)", done.stdout)
+        self.assertGreater(float(norm[1]), 0)
+        self.assertLess(float(norm[1]), float("inf"))
+
+    def test_the_example_of_two_processes_runs(self):
+        done = programs.run_example("two_processes.py")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("process 0 received [1.0, 1.0, 1.0, 1.0]", done.stdout)
+        self.assertIn("process 1 received [0.0, 0.0, 0.0, 0.0]", done.stdout)
+
 
 if __name__ == "__main__":
     absltest.main()

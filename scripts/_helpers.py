@@ -328,10 +328,11 @@ def monorepo(context: Context) -> Iterator[Step]:
     """A workspace of somebody else that depends on this one."""
     # One Bazel server at a time: two of them hold memory that the tests need.
     yield Step("stop Bazel", [bazel(), "shutdown"])
-    yield bazel_test(
-        context,
-        "consumer workspace",
-        f"--repo_env=PYTHON_BIN_PATH={PYTHON}",
+    interpreter = f"--repo_env=PYTHON_BIN_PATH={PYTHON}"
+    yield bazel_test(context, "consumer workspace", interpreter, cwd=MONOREPO)
+    yield Step(
+        "program of the consumer workspace",
+        [bazel(), "run", "--config=ci", interpreter, "//:engine_lifetime"],
         cwd=MONOREPO,
     )
     yield Step("stop Bazel in the consumer workspace", [bazel(), "shutdown"], cwd=MONOREPO)

@@ -2,6 +2,8 @@
 
 import functools
 import os
+import threading
+import time
 import types
 from unittest import mock
 
@@ -10,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
+from jax import lax
 from moe_testing import Case, context, flat, on_ranks
 from processes_testing import FAST
 
@@ -73,6 +76,45 @@ class AbsentRankTest(parameterized.TestCase):
             # At once, and not at the deadline.
             self.assertLess(result.value["seconds"], programs.DEADLINE_S)
             self.assertTrue(result.value["survivors"])
+
+
+class DeadlineTest(parameterized.TestCase):
+    @parameterized.parameters(0.05, 1.0)
+    def test_a_late_rank_is_named_at_the_deadline(self, deadline_s):
+        """And not before, and long before the rank comes."""
+        case = Case(ranks=2, tokens=4, experts=4, top_k=2, hidden=8)
+        come = threading.Event()
+        self.addCleanup(come.set)
+        # Programs with callbacks leave a token, which JAX waits for at exit; this one has failed.
+        self.addCleanup(jax._src.dispatch.runtime_tokens.clear)
+
+        def wait_on_rank_1(rank):
+            if rank == 1:
+                come.wait(60)
+            return np.float32(0)
+
+        def f(moe, x, e, w):
+            late = jax.pure_callback(
+                wait_on_rank_1, jax.ShapeDtypeStruct((), jnp.float32), lax.axis_index("ep")
+            )
+            return moe.dispatch(x + late, e, w).tokens
+
+        # The fabric says so at its end, too.
+        with (
+            self.assertRaisesRegex(RuntimeError, "DEADLINE_EXCEEDED|waited"),
+            context(case, timeout_s=deadline_s) as (mesh, moe),
+        ):
+            operands = [flat(each, mesh) for each in case.inputs()]
+            program = on_ranks(functools.partial(f, moe), mesh, 3).lower(*operands).compile()
+            begin = time.monotonic()
+            with self.assertRaises((jax.errors.JaxRuntimeError, ValueError)) as caught:
+                program(*operands).addressable_shards[0].data.block_until_ready()
+            seconds = time.monotonic() - begin
+            come.set()
+            message = str(caught.exception)
+            self.assertRegex(message, r"rank 0 waited \S+ s for rank(\(s\))? 1\b")
+            self.assertAlmostEqual(float(message.split("waited ")[1].split()[0]), deadline_s)
+            self.assertBetween(seconds, deadline_s, deadline_s + 10.0)
 
 
 class DisagreementTest(parameterized.TestCase):

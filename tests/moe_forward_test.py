@@ -64,12 +64,12 @@ class ForwardTest(parameterized.TestCase):
     def test_worlds(self, ranks):
         check_round_trip(Case(ranks=ranks, experts=2 * ranks + 1, top_k=2, hidden=24))
 
-    @parameterized.parameters(1, 7, 8, 100, 127, 128, 2880)
+    @parameterized.parameters(1, 7, 8, 100, 127, 128, 2880, 3072, 4096)
     def test_hidden(self, hidden):
         for dtype in (jnp.float32, jnp.bfloat16, jnp.float16):
             check_round_trip(Case(ranks=2, hidden=hidden, dtype=dtype, tokens=5, experts=5))
 
-    @parameterized.parameters((1, 1), (2, 2), (8, 8), (11, 24), (16, 16), (5, 5))
+    @parameterized.parameters((1, 1), (2, 2), (8, 8), (11, 24), (16, 16), (5, 5), (16, 1024))
     def test_top_k(self, top_k, experts):
         check_round_trip(Case(ranks=3, top_k=top_k, experts=experts, tokens=9))
 

@@ -90,7 +90,8 @@ class Fp8ForwardTest(parameterized.TestCase):
         self.check(case, tokens_dtype=tokens_dtype)
 
     @parameterized.parameters(
-        (1, True), (1, False), (7, True), (100, False), (127, True), (128, False), (2880, True)
+        *((1, True), (1, False), (7, True), (100, False), (127, True), (128, False)),
+        *((2880, True), (3072, False), (4096, True)),
     )
     def test_hidden(self, hidden, raw):
         case = Case(ranks=2, tokens=5, experts=5, hidden=hidden, dtype=jnp.bfloat16)

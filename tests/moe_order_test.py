@@ -159,6 +159,44 @@ class OrderTest(parameterized.TestCase):
                 self.check(by_rank(two, self.case.ranks), 2.0)
                 self.check(by_rank(three, self.case.ranks), 3.0)
 
+    def test_donated_operands(self):
+        """What takes the place of an operand must not do so while the exchange still reads it."""
+        with context(self.case) as (mesh, moe):
+
+            def send(x, e, w):
+                r = moe.dispatch(x, e, w)
+                return x + 1, r.tokens * 2, r
+
+            def bring(y, r):
+                return y + 1, moe.combine(y, r)
+
+            def layer(x, e, w):
+                return self.layer(moe, x, e, w, 2.0)
+
+            send, bring, layer = (
+                jax.jit(on_ranks(f, mesh, n), donate_argnums=0)
+                for f, n in ((send, 3), (bring, 2), (layer, 3))
+            )
+            e, w = (flat(each, mesh) for each in (self.experts, self.weights))
+            for _ in range(REPEATS):
+                given, state = flat(self.x, mesh), flat(self.x, mesh)
+                x, y, r = send(given, e, w)
+                y_more, out = bring(y, r)
+                # Steps whose state is donated, in flight together.
+                first = layer(state, e, w)
+                last = layer(first, e, w)
+                for each in (given, y, state, first):
+                    self.assertTrue(each.is_deleted())
+                np.testing.assert_array_equal(by_rank(x, self.case.ranks), self.x + 1)
+                self.check(by_rank(out, self.case.ranks), 2.0)
+                self.check(by_rank(last, self.case.ranks), 2.0, 2.0)
+                # Of the rows that are specified.
+                sent, counts, y_more = (
+                    by_rank(each, self.case.ranks) for each in (r.tokens, r.group_sizes, y_more)
+                )
+                used = np.arange(moe.capacity) < counts.sum(axis=1, keepdims=True)
+                np.testing.assert_array_equal(y_more[used], 2 * sent[used] + 1)
+
     def test_after_orders_without_data(self):
         with context(self.case) as (mesh, moe):
 

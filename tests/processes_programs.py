@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
 from processes_testing import (
     FEW,
     REPEATS,
@@ -25,6 +27,7 @@ from processes_testing import (
     world,
 )
 
+from jax_fabric import engine, errors
 from jax_fabric.testing import oracle
 
 
@@ -319,6 +322,28 @@ def results_outlive_the_fabric() -> None:
     on.assert_equal(got, inputs.layers(*scales))
 
 
+def memory_of_other_processes() -> None:
+    """Cannot be registered here, also where it is on one device, and the error says what can be."""
+    others = [d for d in jax.devices() if d.process_index != jax.process_index()]
+    spread = NamedSharding(jax.make_mesh((world(),), ("x",)), P("x"))
+    with engine.TransferEngine() as transfers:
+        group = transfers.add_group("memory")
+        for sharding in (SingleDeviceSharding(others[0]), spread):
+            values = np.zeros(world(), np.float32)
+            array = jax.make_array_from_callback(
+                values.shape, sharding, lambda index, v=values: v[index], dtype=values.dtype
+            )
+            try:
+                group.register(array)
+            except errors.InvalidArgument as error:
+                found = str(error)
+            else:
+                raise AssertionError(f"registered {array.sharding}")
+            assert f"this process ({jax.process_index()}) does not have all" in found, found
+            for shard in array.addressable_shards:  # what it says that one should do
+                assert group.register(shard.data).array.nbytes == 4
+
+
 CHECKS = {
     check.__name__: check
     for check in (
@@ -337,6 +362,7 @@ CHECKS = {
         two_contexts,
         fabrics_of_some_processes,
         results_outlive_the_fabric,
+        memory_of_other_processes,
         one_jitted_layer_called_independently,
     )
 }

@@ -64,6 +64,12 @@ def _view_of_jax(array: jax.Array) -> np.ndarray:
     if array.is_deleted():
         raise InvalidArgument("buffer: this jax.Array was deleted or donated")
     devices = sorted(array.sharding.device_set, key=lambda device: device.id)
+    if not array.is_fully_addressable:
+        raise InvalidArgument(
+            f"buffer: a jax.Array on {', '.join(map(str, devices))}, of which this process "
+            f"({jax.process_index()}) does not have all: register x.addressable_shards[i].data in "
+            f"each process that has some"
+        )
     if len(devices) != 1 or devices[0].platform != "cpu":
         raise InvalidArgument(
             f"buffer: a jax.Array on {', '.join(map(str, devices))}: must be on one CPU device; of "

@@ -107,6 +107,12 @@ def count_build_events(path: Path) -> Count:
     return total
 
 
+def count_demo(path: Path) -> Count:
+    """Counts the checks of a demonstration, from what its --json wrote."""
+    passed = [check["passed"] for check in json.loads(path.read_text())["checks"]]
+    return Count(passed.count(True), passed.count(False))
+
+
 # ---- Running steps --------------------------------------------------------------------------
 
 
@@ -361,6 +367,20 @@ def wheel(context: Context) -> Iterator[Step]:
     check = "import jax_fabric, jax_fabric._core as core; print(core.ffi_api_version())"
     yield Step("import", [venv / "bin" / "python3", "-c", check], cwd=context.scratch)
     yield Step("command", [venv / "bin" / "jax-fabric", "--help"], cwd=context.scratch)
+    yield demo(context, venv, "demo")
+    # Each process compiles all of it; that XLA hurries takes half of the time.
+    hurry = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    small = ("--processes=4", "--ranks=4", "--layers=1", "--steps=4")
+    yield demo(context, venv, "demo in 4 processes", *small, env={"XLA_FLAGS": hurry})
+
+
+def demo(
+    context: Context, venv: Path, name: str, *options: str, env: Mapping[str, str] | None = None
+) -> Step:
+    """Returns the step that runs the demonstration of an installed wheel and counts its checks."""
+    report = context.scratch / f"{name.replace(' ', '_')}.json"
+    command = [venv / "bin" / "jax-fabric", "demo", "moe", "--quick", f"--json={report}", *options]
+    return Step(name, command, context.scratch, env or {}, report, count_demo)
 
 
 PARTS: dict[str, Callable[[Context], Iterator[Step]]] = {

@@ -18,6 +18,7 @@ from jax_fabric.bench.interleave import Contender, interleave
 from jax_fabric.bench.memcpy import Memcpy
 from jax_fabric.cli import main as cli
 
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 SMALL = MoeBenchConfig(ranks=4, tokens=6, hidden=16, experts=6, top_k=3, dtype="float32")
 
 
@@ -172,7 +173,58 @@ class TestCommand:
         assert message in capsys.readouterr().err
 
 
+class TestHelp:
+    @pytest.mark.parametrize(
+        "arguments", ["", "demo", "demo moe", "bench", "bench moe", "bench transfer", "simulate"]
+    )
+    def test_of_commands_is_plain_text(self, arguments, capsys):
+        with pytest.raises(SystemExit) as exit_:
+            cli.main([*arguments.split(), "--help"])
+        assert exit_.value.code == 0
+        shown = capsys.readouterr().out
+        assert shown.startswith("usage: jax-fabric")
+        assert "`" not in shown
+
+    @pytest.mark.parametrize("arguments", ["demo moe", "bench moe", "bench transfer"])
+    def test_has_examples_that_are_understood(self, arguments, capsys, monkeypatch):
+        with pytest.raises(SystemExit):
+            cli.main([*arguments.split(), "--help"])
+        lines = capsys.readouterr().out.split("examples:\n")[1].splitlines()
+        assert len(lines) >= 3
+        for line in lines:
+            command = line.strip().split("  ")[0].split()
+            assert command[:3] == ["jax-fabric", *arguments.split()]
+            ran = []
+            for module in ("bench", "demo"):
+                monkeypatch.setattr(
+                    f"jax_fabric.cli.{module}._run_{command[2]}",
+                    lambda _, parsed, ran=ran: ran.append(parsed) or 0,
+                    raising=False,
+                )
+            assert cli.main(command[1:]) == 0
+            assert len(ran) == 1
+
+    @pytest.mark.parametrize("script", ["record", "peers/setup"])
+    def test_of_scripts(self, script):
+        command = [BENCHMARKS / script, "--help"]
+        if script == "record":
+            command.insert(0, sys.executable)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert (done.returncode, done.stderr) == (0, "")
+        if script == "record":
+            for flag in ("--bench", "--on", "--date", "--repetitions", "--processes"):
+                assert f"\n  {flag} " in done.stdout
+            assert done.stdout.count("(default: ") == 5
+        else:
+            assert "setup nixl" in done.stdout
+
+    def test_a_peer_that_nobody_knows(self):
+        command = [BENCHMARKS / "peers" / "setup", "tin_cans"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "setup nixl" in done.stderr
+
+
 def test_results_are_rows_without_names_of_machines():
-    results = Path(__file__).parents[1] / "benchmarks" / "results"
-    for path in results.glob("*.json"):
+    for path in (BENCHMARKS / "results").glob("*.json"):
         assert rows.read_json(path)

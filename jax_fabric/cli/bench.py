@@ -34,6 +34,13 @@ how long a request takes to be posted. Beside NIXL (UCX over shared memory), in 
 benchmarks/peers/setup nixl has made its environment.
 """
 
+_TRANSFER_EPILOG = """\
+examples:
+  jax-fabric bench transfer                           everything, beside NIXL where it is
+  jax-fabric bench transfer --peer nixl               fails where NIXL's environment is not there
+  jax-fabric bench transfer --quick --json rows.json  less than a minute
+"""
+
 # What --quick starts from; other flags still count.
 _QUICK = dict(hidden=1024, tokens=64, repetitions=5, small_repetitions=50, small_peers=False)
 
@@ -68,7 +75,9 @@ _TRANSFER_NUMBERS = (
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds ``bench`` and the benchmarks under it."""
     parser = subparsers.add_parser(
-        "bench", help="measure beside other libraries", description=__doc__
+        "bench",
+        help="measure beside other libraries",
+        description="jax_fabric beside other libraries, in one run.",
     )
     benchmarks = parser.add_subparsers(metavar="benchmark", required=True)
     _add_moe(benchmarks)
@@ -117,6 +126,7 @@ def _add_transfer(subparsers: argparse._SubParsersAction[argparse.ArgumentParser
         "transfer",
         help="single and paged writes, latency",
         description=_TRANSFER_DESCRIPTION,
+        epilog=_TRANSFER_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_numbers(parser, _TRANSFER_NUMBERS, TransferBenchConfig(), _QUICK_TRANSFER)
@@ -125,7 +135,7 @@ def _add_transfer(subparsers: argparse._SubParsersAction[argparse.ArgumentParser
         dest="peers",
         action="append",
         choices=TRANSFER_PEERS,
-        help="measure beside this one (default: all that can run)",
+        help="measure beside this one; may be given again (default: all that can run)",
     )
     _add_common(parser)
     parser.set_defaults(run=lambda arguments: _run_transfer(parser, arguments))

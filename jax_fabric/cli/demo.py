@@ -48,7 +48,9 @@ _NUMBERS = (
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds ``demo`` and the demonstrations under it."""
     parser = subparsers.add_parser(
-        "demo", help="run a complete program that checks itself", description=__doc__
+        "demo",
+        help="run a complete program that checks itself",
+        description="Complete programs that check themselves.",
     )
     demonstrations = parser.add_subparsers(metavar="demonstration", required=True)
     _add_moe(demonstrations)

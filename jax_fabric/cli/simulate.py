@@ -59,7 +59,9 @@ _NUMBERS = (
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds ``simulate`` and what is under it."""
     parser = subparsers.add_parser(
-        "simulate", help="predict times on NICs that are not here (a model)", description=__doc__
+        "simulate",
+        help="predict times on NICs that are not here (a model)",
+        description="How long exchanges would take on NICs that are not here. A model.",
     )
     simulations = parser.add_subparsers(metavar="simulation", required=True)
     _add_moe(simulations)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 from jax import lax
-from moe_testing import Case, by_rank, context, flat, on_ranks, run
+from moe_testing import Case, by_rank, context, flat, on_ranks, run, straight_through
 
 import jax_fabric as jf
 from jax_fabric.testing import oracle
@@ -201,18 +201,6 @@ class Fp8ForwardTest(parameterized.TestCase):
         """Rows that go past the caches."""
         case = Case(ranks=2, tokens=96, top_k=8, experts=16, hidden=7168, dtype=jnp.bfloat16)
         self.check(case, tokens_dtype=jnp.bfloat16)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def straight_through(x, dtype):
-    """x as it is after its journey; gradients as if it had been moved only."""
-    return oracle.dequantise(*oracle.quantise(x), dtype)
-
-
-straight_through.defvjp(
-    lambda x, dtype: (straight_through(x, dtype), jnp.zeros((0,), x.dtype)),
-    lambda dtype, x, g: (g.astype(x.dtype),),
-)
 
 
 class Fp8GradientTest(parameterized.TestCase):

@@ -10,7 +10,7 @@ import time
 import types
 import weakref
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import numpy as np
@@ -93,6 +93,8 @@ class Fabric:
         secret: Secret | bytes | None = None,
         force_staged: bool = False,
         rejoin: bool = False,
+        domain: Literal["local", "efa"] | None = None,
+        provider: str | None = None,
     ):
         """Starts the engine.
 
@@ -113,6 +115,11 @@ class Fabric:
             connects while the others recover. ``membership.step`` says where all go on.
             ``jax.distributed`` lets a process back in where all were started with
             ``jax_enable_recoverability``.
+          domain: how rows travel: "local", the memory of one machine, or "efa", NICs through
+            libfabric (docs/nics.md); equal in all processes. Default: as JAX_FABRIC_DOMAIN says,
+            else "local".
+          provider: of libfabric, for "efa": "efa" for AWS's NICs, "tcp" for development. Default:
+            as JAX_FABRIC_EFA_PROVIDER says, else "efa".
 
         Raises:
           ValueError: an argument is wrong, or differs from that of the first process; the mesh has
@@ -121,6 +128,8 @@ class Fabric:
             others have not taken this one back.
           RuntimeError: the environment would let XLA deadlock; the message has the line to set.
             Or, with ``rejoin``: this process was not started anew.
+          FabricError: there is no libfabric, or no such provider or NIC; nothing else is used in
+            its place.
         """
         if not isinstance(mesh, jax.sharding.Mesh):
             raise ValueError(f"mesh={mesh!r}: must be a jax.sharding.Mesh, with its devices")
@@ -178,8 +187,10 @@ class Fabric:
             worker_threads=worker_threads or 0, secret=native_secret(agreed)
         )
         self._groups = {
-            device.id: self._engine.add_local_group(
+            device.id: self._engine.add_group(
                 f"process {device.process_index} device {device.id}",
+                domain,
+                provider,
                 cuda_device=self._ordinal(device) if self._platform == "gpu" else None,
             )
             for device in self._local_devices

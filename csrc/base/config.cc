@@ -84,8 +84,14 @@ bool ParseSeeds(std::string_view text, Config& config) {
   return true;
 }
 
-bool ParseSecretFile(std::string_view text, Config& config) {
-  config.secret_file = text;
+bool ParseDomain(std::string_view text, Config& config) {
+  config.domain = text;
+  return text == "local" || text == "efa";
+}
+
+template <std::string Config::* kMember>
+bool ParseName(std::string_view text, Config& config) {
+  config.*kMember = text;
   return !text.empty();
 }
 
@@ -95,7 +101,10 @@ constexpr Variable kVariables[] = {
     {"IDLE", "adaptive, spin or sleep", ParseIdle},
     {"WORKERS", "0 to 1024 (threads; 0: chosen by the engine)", ParseInteger<&Config::workers, 0, 1024>},
     {"LOG", "debug, info, warning, error or off", ParseLog},
-    {"SECRET_FILE", "the path of a file with the fabric's secret", ParseSecretFile},
+    {"SECRET_FILE", "the path of a file with the fabric's secret", ParseName<&Config::secret_file>},
+    {"DOMAIN", "local or efa", ParseDomain},
+    {"EFA_PROVIDER", "a provider of libfabric: efa, or tcp for development", ParseName<&Config::efa_provider>},
+    {"EFA_ADDRESS", "an address of this machine, as 10.0.0.5", ParseName<&Config::efa_address>},
     {"SOAK", "0 or 1", ParseSoak},
     {"SEEDS", "a seed, or FIRST-END with END above FIRST and not among them", ParseSeeds},
 };

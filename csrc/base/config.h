@@ -28,6 +28,9 @@ struct Config {
   uint32_t workers = 0;               // JAX_FABRIC_WORKERS: threads; 0: chosen by the engine
   LogLevel log = LogLevel::kWarning;  // JAX_FABRIC_LOG
   std::string secret_file;            // JAX_FABRIC_SECRET_FILE: of Secret::FromFile; empty: none
+  std::string domain = "local";       // JAX_FABRIC_DOMAIN: of groups for which the program names none
+  std::string efa_provider = "efa";   // JAX_FABRIC_EFA_PROVIDER: of libfabric
+  std::string efa_address;            // JAX_FABRIC_EFA_ADDRESS: where such a provider listens; empty: its own choice
 
   // --- of tests
   bool soak = false;  // JAX_FABRIC_SOAK: their long versions

@@ -18,12 +18,16 @@ TEST(Config, DefaultsWithoutVariables) {
   EXPECT_FALSE(config.soak);
   EXPECT_EQ(config.seeds.size(), 0u);
   EXPECT_EQ(config.secret_file, "");
+  EXPECT_EQ(config.domain, "local");
+  EXPECT_EQ(config.efa_provider, "efa");
+  EXPECT_EQ(config.efa_address, "");
 }
 
 TEST(Config, ReadsEveryVariable) {
   const Config config =
       ParseConfig(Environment{"JAX_FABRIC_SPIN_US=0", "JAX_FABRIC_YIELD_US=7", "JAX_FABRIC_IDLE=spin",
-                              "JAX_FABRIC_WORKERS=3", "JAX_FABRIC_LOG=debug", "JAX_FABRIC_SECRET_FILE=/run/key"})
+                              "JAX_FABRIC_WORKERS=3", "JAX_FABRIC_LOG=debug", "JAX_FABRIC_SECRET_FILE=/run/key",
+                              "JAX_FABRIC_DOMAIN=efa", "JAX_FABRIC_EFA_PROVIDER=tcp", "JAX_FABRIC_EFA_ADDRESS=::1"})
           .value();
   EXPECT_EQ(config.spin_us, 0);
   EXPECT_EQ(config.yield_us, 7);
@@ -31,6 +35,9 @@ TEST(Config, ReadsEveryVariable) {
   EXPECT_EQ(config.workers, 3u);
   EXPECT_EQ(config.log, LogLevel::kDebug);
   EXPECT_EQ(config.secret_file, "/run/key");
+  EXPECT_EQ(config.domain, "efa");
+  EXPECT_EQ(config.efa_provider, "tcp");
+  EXPECT_EQ(config.efa_address, "::1");
 }
 
 TEST(Config, UnknownNamesListTheKnownOnes) {
@@ -59,7 +66,8 @@ TEST(Config, MalformedValuesAreErrors) {
        {"JAX_FABRIC_SPIN_US=", "JAX_FABRIC_SPIN_US=5ms", "JAX_FABRIC_SPIN_US=-1",
         "JAX_FABRIC_SPIN_US=99999999999999999999", "JAX_FABRIC_IDLE=Spin", "JAX_FABRIC_IDLE", "JAX_FABRIC_LOG=2",
         "JAX_FABRIC_WORKERS=1025", "JAX_FABRIC_SOAK=", "JAX_FABRIC_SEEDS=", "JAX_FABRIC_SEEDS=7-7",
-        "JAX_FABRIC_SEEDS=7-", "JAX_FABRIC_SEEDS=-7", "JAX_FABRIC_SECRET_FILE="}) {
+        "JAX_FABRIC_SEEDS=7-", "JAX_FABRIC_SEEDS=-7", "JAX_FABRIC_SECRET_FILE=", "JAX_FABRIC_DOMAIN=EFA",
+        "JAX_FABRIC_DOMAIN=tcp", "JAX_FABRIC_EFA_PROVIDER=", "JAX_FABRIC_EFA_ADDRESS="}) {
     const auto config = ParseConfig(Environment{entry});
     ASSERT_FALSE(config.has_value()) << entry;
     EXPECT_EQ(config.error().code, ErrorCode::kInvalidArgument);

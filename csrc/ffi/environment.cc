@@ -11,6 +11,12 @@ Result<EngineOptions> EngineOptionsFromEnvironment() {
   return EngineOptionsFrom(config);
 }
 
+Result<DomainChoice> DomainChoiceFromEnvironment(const std::optional<std::string>& domain,
+                                                 const std::optional<std::string>& provider) {
+  JF_ASSIGN_OR_RETURN(const Config config, LoadConfig());
+  return DomainChoice::Make(domain, provider, config);
+}
+
 Result<std::optional<Secret>> SecretFromEnvironment() {
   JF_ASSIGN_OR_RETURN(const Config config, LoadConfig());
   if (config.secret_file.empty()) return std::nullopt;

@@ -4,8 +4,6 @@
 
 #include <algorithm>
 
-#include "csrc/base/log.h"
-#include "csrc/engine/domains/local/local_domain.h"
 #include "csrc/ffi/context_table.h"
 #include "csrc/ffi/environment.h"
 #include "csrc/ffi/gpu_platform.h"
@@ -26,12 +24,12 @@ Result<std::unique_ptr<LocalEngine>> LocalEngine::Create(int worker_threads, std
 
 LocalEngine::~LocalEngine() { Close(1'000'000); }
 
-Result<size_t> LocalEngine::AddLocalGroup(const std::string& name, int cuda_device) {
-  LocalDomainOptions domain_options;
-  domain_options.name = name;
-  domain_options.key = engine_->key();
-  domain_options.log = [](const std::string& line) { Log(LogLevel::kInfo, "{}", line); };
-  JF_ASSIGN_OR_RETURN(std::unique_ptr<Domain> domain, CreateLocalDomain(domain_options));
+Result<size_t> LocalEngine::AddGroup(const std::string& name, const DomainChoice& choice, int cuda_device) {
+  if (cuda_device != kNoGpu && choice.kind != DomainKind::kLocal) {
+    return MakeError(ErrorCode::kUnimplemented,
+                     "domain='efa': ranks on GPUs do not exchange through NICs yet; only ranks on CPUs do");
+  }
+  JF_ASSIGN_OR_RETURN(std::unique_ptr<Domain> domain, CreateDomain(choice, name, engine_->key()));
   GroupOptions options;
   options.name = name;
   options.domains.push_back(std::move(domain));

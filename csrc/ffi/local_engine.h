@@ -13,6 +13,7 @@
 #include "csrc/base/serial_executor.h"
 #include "csrc/base/status.h"
 #include "csrc/engine/transfer_engine.h"
+#include "csrc/ffi/domain_choice.h"
 #include "csrc/moe/host_proxy.h"
 #include "csrc/moe/moe_config.h"
 #include "csrc/moe/rank_context.h"
@@ -39,8 +40,8 @@ class LocalEngine {
   static Result<std::unique_ptr<LocalEngine>> Create(int worker_threads, std::shared_ptr<const FabricKey> key);
   ~LocalEngine();
 
-  // A device whose peers are on this machine; returns its index. `cuda_device`: how CUDA numbers it, or kNoGpu.
-  Result<size_t> AddLocalGroup(const std::string& name, int cuda_device);
+  // A device, with its transport; returns its index. `cuda_device`: how CUDA numbers it, or kNoGpu.
+  Result<size_t> AddGroup(const std::string& name, const DomainChoice& choice, int cuda_device);
   Device& device(size_t index) { return devices_[index]; }
 
   // A local rank of the context with this handle; `ordinal` is how XLA numbers the device.

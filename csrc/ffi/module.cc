@@ -10,6 +10,7 @@
 #include "csrc/ffi/bump_call.h"
 #include "csrc/ffi/context_table.h"
 #include "csrc/ffi/empty_call.h"
+#include "csrc/ffi/environment.h"
 #include "csrc/ffi/gpu_platform.h"
 #include "csrc/ffi/host/bindings.h"
 #include "csrc/ffi/local_engine.h"
@@ -164,11 +165,14 @@ NB_MODULE(_core, m) {
            }),
            nb::arg("worker_threads"), nb::arg("secret").none())
       .def(
-          "add_local_group",
-          [](LocalEngine& self, const std::string& name, std::optional<int> cuda_device) {
-            return ValueOrRaise(self.AddLocalGroup(name, cuda_device.value_or(LocalEngine::kNoGpu)));
+          "add_group",
+          [](LocalEngine& self, const std::string& name, const std::optional<std::string>& domain,
+             const std::optional<std::string>& provider, std::optional<int> cuda_device) {
+            const DomainChoice choice = ValueOrRaise(DomainChoiceFromEnvironment(domain, provider));
+            return ValueOrRaise(self.AddGroup(name, choice, cuda_device.value_or(LocalEngine::kNoGpu)));
           },
-          nb::arg("name"), nb::arg("cuda_device").none() = nb::none())
+          nb::arg("name"), nb::arg("domain").none(), nb::arg("provider").none(),
+          nb::arg("cuda_device").none() = nb::none())
       .def(
           "add_moe_context",
           [](LocalEngine& self, size_t device, const moe::MoeConfig& config, int64_t handle, int32_t ordinal,

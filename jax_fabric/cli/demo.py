@@ -24,6 +24,7 @@ examples:
   jax-fabric demo moe                       8 ranks in this process
   jax-fabric demo moe --processes 4         the same 8 ranks in 4 processes, through jax.distributed
   jax-fabric demo moe --quick               smaller and shorter
+  jax-fabric demo moe --quick --processes 2 --domain efa --provider tcp      over libfabric
   jax-fabric demo moe --dtype bfloat16 --experts 32 --top-k 4 --plot loss.png
 """
 
@@ -70,6 +71,17 @@ def _add_moe(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--dtype",
         choices=("float32", "bfloat16"),
         help=f"of activations (default: {defaults.dtype})",
+    )
+    parser.add_argument(
+        "--domain",
+        choices=("local", "efa"),
+        help="how rows travel: local (shared memory) or efa (libfabric); default: as "
+        "JAX_FABRIC_DOMAIN says, else local",
+    )
+    parser.add_argument(
+        "--provider",
+        metavar="NAME",
+        help="of libfabric, with --domain efa: efa, or tcp where there is no such NIC",
     )
     parser.add_argument("--quick", action="store_true", help="a small model and few steps")
     parser.add_argument(

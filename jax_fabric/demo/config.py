@@ -28,6 +28,8 @@ class DemoConfig:
       learning_rate: of Adam.
       seed: of parameters and batches.
       repeats: timed calls of dispatch and combine.
+      domain: how rows travel, as in ``Fabric``; None: as the environment says.
+      provider: of libfabric, as in ``Fabric``.
       timeout_s: of every wait for another rank; long, because processes compile side by side and
         one may be ready much earlier than another.
     """
@@ -45,6 +47,8 @@ class DemoConfig:
     learning_rate: float = 5e-3
     seed: int = 0
     repeats: int = 30
+    domain: Literal["local", "efa"] | None = None
+    provider: str | None = None
     timeout_s: float = 120.0
 
     def __post_init__(self) -> None:

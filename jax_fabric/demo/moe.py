@@ -78,7 +78,9 @@ def run(config: DemoConfig, output: Output) -> bool:
         rows, length = config.ranks * config.rows, config.sequence + 1
         return corpus.batch(step, rows=rows, length=length, seed=config.seed)
 
-    with jf.Fabric(mesh, timeout_s=config.timeout_s) as fabric:
+    with jf.Fabric(
+        mesh, timeout_s=config.timeout_s, domain=config.domain, provider=config.provider
+    ) as fabric:
         moe = jf.moe.ExpertParallel(
             fabric,
             axis_name=model.AXIS,

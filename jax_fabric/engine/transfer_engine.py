@@ -7,6 +7,7 @@ import functools
 import itertools
 import types
 from collections.abc import Callable
+from typing import Literal
 
 from jax_fabric import _core
 from jax_fabric.arguments import MOST_WORKERS, function, integer, microseconds, seconds, text
@@ -59,16 +60,29 @@ class TransferEngine:
         close_engines_at_exit()
         self._native = _core.TransferEngine(threads, native_secret(secret))
 
-    def add_group(self, name: str | None = None, *, timeout_s: float | None = None) -> DomainGroup:
-        """Adds an endpoint whose peers are on this machine.
+    def add_group(
+        self,
+        name: str | None = None,
+        *,
+        timeout_s: float | None = None,
+        domain: Literal["local", "efa"] | None = None,
+        provider: str | None = None,
+    ) -> DomainGroup:
+        """Adds an endpoint; its peers have the same transport.
 
         Args:
           name: for messages, here and at peers; default: a number.
           timeout_s: default deadline of its waits and requests; default: the engine's.
+          domain: "local", the memory of this machine, or "efa", a NIC through libfabric
+            (docs/nics.md). Default: as JAX_FABRIC_DOMAIN says, else "local".
+          provider: of libfabric, for "efa": "efa" for AWS's NICs, "tcp" for development. Default:
+            as JAX_FABRIC_EFA_PROVIDER says, else "efa".
 
         Raises:
           Cancelled: the engine is closed.
-          FabricError: the machine has no memory or file descriptor left.
+          InvalidArgument: an argument is wrong.
+          FabricError: the machine has no memory or file descriptor left; there is no libfabric, or
+            no such provider or NIC: nothing else is used in its place.
         """
         name = f"group {next(_numbers)}" if name is None else text("name", name)
         limit_s = (
@@ -76,7 +90,7 @@ class TransferEngine:
             if timeout_s is None
             else seconds("timeout_s", timeout_s, above_zero=True)
         )
-        return DomainGroup(self._native.add_local_group(name), name, limit_s)
+        return DomainGroup(self._native.add_group(name, domain, provider), name, limit_s)
 
     def watch(self, callback: Callable[[int, int], None], *, initial: int = 0) -> Watcher:
         """Watches a new 64-bit word.

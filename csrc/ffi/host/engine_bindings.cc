@@ -1,14 +1,18 @@
 // TransferEngine, Watcher, Pending and memory.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 
 #include <atomic>
+#include <optional>
+#include <string>
 #include <utility>
 
 #include "csrc/engine/descriptor.h"
 #include "csrc/engine/domains/local/shared_memory.h"
+#include "csrc/ffi/environment.h"
 #include "csrc/ffi/host/bindings.h"
 #include "csrc/ffi/host/host_engine.h"
 #include "csrc/ffi/host/host_region.h"
@@ -172,12 +176,14 @@ void RegisterHostBindings(nb::module_& m) {
            }),
            nb::arg("worker_threads"), nb::arg("secret").none())
       .def(
-          "add_local_group",
-          [](std::shared_ptr<HostEngine> self, const std::string& name) {
-            DomainGroup* group = ValueOrRaise(self->AddLocalGroup(name));
+          "add_group",
+          [](std::shared_ptr<HostEngine> self, const std::string& name, const std::optional<std::string>& domain,
+             const std::optional<std::string>& provider) {
+            const DomainChoice choice = ValueOrRaise(DomainChoiceFromEnvironment(domain, provider));
+            DomainGroup* group = ValueOrRaise(self->AddGroup(name, choice));
             return HostGroup{std::move(self), group};
           },
-          nb::arg("name"))
+          nb::arg("name"), nb::arg("domain").none(), nb::arg("provider").none())
       .def(
           "watch",
           [](std::shared_ptr<HostEngine> self, uint64_t initial, const nb::object& callback) {

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "csrc/base/log.h"
-#include "csrc/engine/domains/local/local_domain.h"
 #include "csrc/ffi/environment.h"
 #include "csrc/ffi/host/fork_generation.h"
 
@@ -66,13 +65,9 @@ Result<std::shared_ptr<HostEngine>> HostEngine::CreateWith(EngineOptions options
   return self;
 }
 
-Result<DomainGroup*> HostEngine::AddLocalGroup(const std::string& name) {
+Result<DomainGroup*> HostEngine::AddGroup(const std::string& name, const DomainChoice& choice) {
   JF_RETURN_IF_ERROR(CheckProcess());
-  LocalDomainOptions domain_options;
-  domain_options.name = name;
-  domain_options.key = engine_->key();
-  domain_options.log = [](const std::string& line) { Log(LogLevel::kInfo, "{}", line); };
-  JF_ASSIGN_OR_RETURN(std::unique_ptr<Domain> domain, CreateLocalDomain(domain_options));
+  JF_ASSIGN_OR_RETURN(std::unique_ptr<Domain> domain, CreateDomain(choice, name, engine_->key()));
   GroupOptions options;
   options.name = name;
   options.domains.push_back(std::move(domain));

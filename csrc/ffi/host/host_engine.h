@@ -12,6 +12,7 @@
 #include "csrc/base/status.h"
 #include "csrc/engine/transfer_engine.h"
 #include "csrc/engine/wait_hub.h"
+#include "csrc/ffi/domain_choice.h"
 #include "csrc/ffi/host/python_callback.h"
 
 namespace jax_fabric::ffi_layer {
@@ -26,7 +27,7 @@ class HostEngine {
   // On a clock and with a pump of somebody's, which the engine keeps: without threads, for the one thread that made it.
   static Result<std::shared_ptr<HostEngine>> CreateWith(EngineOptions options, std::shared_ptr<const void> owner);
 
-  Result<DomainGroup*> AddLocalGroup(const std::string& name);
+  Result<DomainGroup*> AddGroup(const std::string& name, const DomainChoice& choice);
   const Clock& clock() const { return hub_.clock(); }
   TransferEngine& engine() { return *engine_; }
   // Where Python waits for what the worker reports to it.

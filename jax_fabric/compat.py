@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 from typing import Any
 
 import jax
@@ -50,6 +51,23 @@ def jaxlib_needs_thread_pool_reserve() -> bool:
     import jaxlib
 
     return tuple(int(part) for part in jaxlib.__version__.split(".")[:2]) < (0, 12)
+
+
+def check_thread_pool(local_devices: int) -> None:
+    """XLA:CPU before jaxlib 0.12 can run out of threads when devices wait for each other.
+
+    Raises:
+      RuntimeError: it could here; says what to set.
+    """
+    if local_devices == 1 or not jaxlib_needs_thread_pool_reserve():
+        return
+    needed = 4 * local_devices
+    value = os.environ.get("NPROC", "")
+    if not value.isdigit() or int(value) < needed:
+        raise RuntimeError(
+            f"NPROC={value or 'not set'}: with {local_devices} local CPU devices this jaxlib can "
+            f"deadlock. Set NPROC={max(32, needed)} in the environment before Python imports jax."
+        )
 
 
 # A call of the fabric is a primitive of its own, not an ffi_call, because its lowering adds what a

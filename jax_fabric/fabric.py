@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import functools
-import os
 import time
 import types
 import weakref
@@ -19,25 +18,18 @@ from jax_fabric import _core, compat, primitives
 from jax_fabric.arguments import MOST_WORKERS, function, instance, integer, seconds
 from jax_fabric.bootstrap import (
     Bootstrap,
-    JaxDistributedBootstrap,
-    LocalBootstrap,
     agree_on_secret,
+    default_bootstrap,
     fabric_name,
     membership,
 )
+from jax_fabric.bootstrap.handles import Handles
 from jax_fabric.engine.transfer_engine import TransferEngine
 from jax_fabric.secret import Secret, native_secret
 from jax_fabric.watcher import ProgramWatcher
 
 if TYPE_CHECKING:
     from jax_fabric.moe.config import ExpertParallelConfig
-
-# For what has been published, if it ever was.
-_LOOK_S = 0.05
-_NOT_NEW = (
-    "rejoin=True: this process has made expert-parallel contexts or watchers before: start it "
-    "anew, and make its fabrics in the order in which the others made theirs"
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,13 +140,13 @@ class Fabric:
         if not self._local_devices:
             raise ValueError(f"mesh: none of its devices belongs to process {jax.process_index()}")
         if self._platform == "cpu":
-            _check_thread_pool(len(self._local_devices))
+            compat.check_thread_pool(len(self._local_devices))
         self.mesh = mesh
         self.timeout_s = timeout_s
         self._processes = sorted({device.process_index for device in mesh.devices.flat})
         if rejoin and len(self._processes) == 1:
             raise ValueError("rejoin=True: all ranks live in this process; nobody has gone on")
-        self._bootstrap = bootstrap or _default_bootstrap(mesh)
+        self._bootstrap = bootstrap or default_bootstrap(len(self._processes))
         self._name = (
             fabric_name.latest(mesh, self._bootstrap, timeout_s)
             if rejoin
@@ -162,8 +154,7 @@ class Fabric:
         )
         self._moe: list[_MoeContext] = []
         self._watch_engine: TransferEngine | None = None
-        self._handles = 0  # of contexts and watchers that were made
-        self._former_handles = 0  # that the others had made when this process came back
+        self._handles = Handles(self._bootstrap, self._name, jax.process_index(), timeout_s)
         self._membership = self._membership_of(0, self._processes, 0)
         self._closed = False
         primitives.register_targets(self._platform)
@@ -177,12 +168,12 @@ class Fabric:
             rejoin=rejoin,
         )
         if rejoin:
-            self._check_is_new()
+            self._handles.check_is_new()
             epoch, taken_back = membership.rejoin(
                 self._bootstrap, f"{self._name}/epoch", jax.process_index(), timeout_s
             )
             self._membership = self._membership_of(epoch, taken_back.processes, taken_back.step)
-            self._former_handles = taken_back.contexts
+            self._handles.former = taken_back.contexts
         self._engine = _core.Engine(
             worker_threads=worker_threads or 0, secret=native_secret(agreed)
         )
@@ -329,7 +320,7 @@ class Fabric:
             step,
             timeout_s,
             rejoin=rejoin,
-            contexts=self._handles,
+            contexts=self._handles.taken,
         )
         self._membership = self._membership_of(epoch, agreed.processes, agreed.step)
         for context in self._moe:
@@ -455,41 +446,7 @@ class Fabric:
 
     def _next_handle(self) -> tuple[str, int]:
         """Name and handle of the next context or watcher."""
-        name = f"{self._name}/{self._handles}"
-        is_known = self._handles < self._former_handles
-        self._handles += 1
-        return name, self._take_handle(name) if is_known else self._agree_on_handle(name)
-
-    def _agree_on_handle(self, name: str) -> int:
-        """The lowest handle that is free in every process."""
-        own = _core.next_handle()
-        if len(self._processes) == 1:
-            return own
-        self._bootstrap.publish(f"{name}/handle/{jax.process_index()}", str(own).encode())
-        handle = max(
-            int(self._bootstrap.fetch(f"{name}/handle/{process}", self.timeout_s))
-            for process in self._membership.processes
-        )
-        # For those that come back later.
-        self._bootstrap.publish_first(_handle_key(name), str(handle).encode())
-        _core.reserve_handles(handle + 1)
-        return handle
-
-    def _check_is_new(self) -> None:
-        """Handles that the others know are free here, so that no other program has them."""
-        try:
-            first = int(self._bootstrap.fetch(_handle_key(f"{self._name}/0"), _LOOK_S))
-        except TimeoutError:
-            return  # they have made no contexts
-        if _core.reserve_handles(0) > first:
-            raise RuntimeError(_NOT_NEW)
-
-    def _take_handle(self, name: str) -> int:
-        """That of a context which the others made before this process came back."""
-        handle = int(self._bootstrap.fetch(_handle_key(name), self.timeout_s))
-        if _core.reserve_handles(handle + 1) > handle:
-            raise RuntimeError(_NOT_NEW)
-        return handle
+        return self._handles.next(self._membership.processes, shared=len(self._processes) > 1)
 
     def _barrier(self, name: str, timeout_s: float) -> None:
         """No rank may send before every rank is connected."""
@@ -517,11 +474,6 @@ def _platform_of(mesh: jax.sharding.Mesh) -> str:
     return platforms[0]
 
 
-def _handle_key(name: str) -> str:
-    """Of what was agreed on for the context of this name."""
-    return f"{name}/agreed_handle"
-
-
 def _close(fabric: weakref.ref[Fabric]) -> None:
     """Closes a fabric that nobody has closed by the end of the program."""
     if (found := fabric()) is not None:
@@ -533,29 +485,3 @@ def _slices(mesh: jax.sharding.Mesh, axis_name: str) -> list[list[Any]]:
     axis = mesh.axis_names.index(axis_name)
     rows = np.moveaxis(mesh.devices, axis, -1).reshape(-1, mesh.devices.shape[axis])
     return [list(row) for row in rows]
-
-
-def _default_bootstrap(mesh: jax.sharding.Mesh) -> Bootstrap:
-    processes = {device.process_index for device in mesh.devices.flat}
-    if len(processes) == 1:
-        return LocalBootstrap()
-    client = compat.distributed_client()
-    if client is None:
-        raise RuntimeError(
-            f"mesh: spans {len(processes)} processes: call jax.distributed.initialize() first, or "
-            f"pass bootstrap="
-        )
-    return JaxDistributedBootstrap(client)
-
-
-def _check_thread_pool(local_devices: int) -> None:
-    """XLA:CPU before jaxlib 0.12 can run out of threads when devices wait for each other."""
-    if local_devices == 1 or not compat.jaxlib_needs_thread_pool_reserve():
-        return
-    needed = 4 * local_devices
-    value = os.environ.get("NPROC", "")
-    if not value.isdigit() or int(value) < needed:
-        raise RuntimeError(
-            f"NPROC={value or 'not set'}: with {local_devices} local CPU devices this jaxlib can "
-            f"deadlock. Set NPROC={max(32, needed)} in the environment before Python imports jax."
-        )

@@ -1,6 +1,17 @@
 """How the ranks of a fabric find each other."""
 
-from jax_fabric.bootstrap.exchange import Bootstrap, JaxDistributedBootstrap, LocalBootstrap
+from jax_fabric.bootstrap.exchange import (
+    Bootstrap,
+    JaxDistributedBootstrap,
+    LocalBootstrap,
+    default_bootstrap,
+)
 from jax_fabric.bootstrap.shared_secret import agree_on_secret
 
-__all__ = ["Bootstrap", "JaxDistributedBootstrap", "LocalBootstrap", "agree_on_secret"]
+__all__ = [
+    "Bootstrap",
+    "JaxDistributedBootstrap",
+    "LocalBootstrap",
+    "agree_on_secret",
+    "default_bootstrap",
+]

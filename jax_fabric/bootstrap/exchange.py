@@ -6,6 +6,8 @@ import abc
 import time
 from typing import Any
 
+from jax_fabric import compat
+
 _PART_S = 0.2
 # For what is known to be there.
 _FETCH_S = 10.0
@@ -91,3 +93,20 @@ class JaxDistributedBootstrap(Bootstrap):
                     f"bootstrap: {key!r} was not published within {timeout_s} s: is that process "
                     f"alive, and does it make the same fabrics and contexts in the same order?"
                 ) from error
+
+
+def default_bootstrap(processes: int) -> Bootstrap:
+    """How as many processes find each other if the user says nothing.
+
+    Raises:
+      RuntimeError: jax.distributed is not initialised.
+    """
+    if processes == 1:
+        return LocalBootstrap()
+    client = compat.distributed_client()
+    if client is None:
+        raise RuntimeError(
+            f"mesh: spans {processes} processes: call jax.distributed.initialize() first, or pass "
+            f"bootstrap="
+        )
+    return JaxDistributedBootstrap(client)

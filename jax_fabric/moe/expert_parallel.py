@@ -11,8 +11,8 @@ from jax.experimental import checkify
 
 from jax_fabric import compat
 from jax_fabric.fabric import Fabric
-from jax_fabric.moe import exchange, started
-from jax_fabric.moe.config import QUANTISED_DTYPE, SCALE_BLOCK, ExpertParallelConfig
+from jax_fabric.moe import exchange, operand_checks, started
+from jax_fabric.moe.config import ExpertParallelConfig
 from jax_fabric.moe.routes import Dispatched, Routes
 from jax_fabric.moe.started import StartedCombine, StartedDispatch
 
@@ -343,8 +343,9 @@ class ExpertParallel:
         after: jax.Array | None,
     ) -> tuple[jax.Array, ...]:
         """x, weights, expert ids, scales and ``after`` as the exchange takes them."""
-        self._check_dispatch(call, x, experts, weights, channel)
-        self._check_scales(call, x, scales)
+        self._check_channel(call, channel)
+        operand_checks.check_rows(self.config, call, x, experts, weights)
+        operand_checks.check_scales(self.config, call, x, scales)
         if scales is None:
             scales = exchange.nothing(x, jnp.float32)
         else:
@@ -451,59 +452,6 @@ class ExpertParallel:
                 f"{call}: pending has rows {list(shape)}, and this context has {list(wanted)}: it "
                 f"was started on another one"
             )
-
-    def _check_scales(self, call: str, x: jax.Array, scales: jax.Array | None) -> None:
-        """After x was checked."""
-        config = self.config
-        needed = config.quantised and x.dtype == config.dispatch_dtype
-        if needed and scales is None:
-            raise ValueError(
-                f"{call}: x is {x.dtype} and comes without scales: pass scales=float32"
-                f"[{x.shape[0]}, {config.scales_per_row}], or x as {config.dtype}"
-            )
-        if not needed and scales is not None:
-            raise ValueError(
-                f"{call}: scales were given, and x is {x.dtype}: only x that is "
-                f"{jnp.dtype(QUANTISED_DTYPE)} has scales, in a context with that dispatch_dtype"
-            )
-        shape = (x.shape[0], config.scales_per_row)
-        if scales is not None and (scales.shape != shape or scales.dtype != jnp.float32):
-            raise ValueError(
-                f"{call}: scales are {scales.dtype}{list(scales.shape)}, and must be "
-                f"float32{list(shape)}, one for each {SCALE_BLOCK} elements of a row"
-            )
-
-    def _check_dispatch(
-        self, call: str, x: jax.Array, experts: jax.Array, weights: jax.Array, channel: int
-    ) -> None:
-        config = self.config
-        self._check_channel(call, channel)
-        if x.ndim != 2 or x.shape[1] != config.hidden:
-            raise ValueError(
-                f"{call}: x has shape {list(x.shape)}, and must be [T, hidden={config.hidden}]"
-            )
-        if x.shape[0] > config.max_tokens:
-            raise ValueError(
-                f"{call}: x has {x.shape[0]} rows, and max_tokens={config.max_tokens}: raise "
-                f"max_tokens"
-            )
-        if x.dtype != config.dtype and not (config.quantised and x.dtype == config.dispatch_dtype):
-            raise ValueError(
-                f"{call}: x is {x.dtype}, and the context was made with dtype={config.dtype}: "
-                f"cast x, or pass dtype={x.dtype} to ExpertParallel"
-            )
-        shape = (x.shape[0], config.top_k)
-        for name, value, kind in (
-            ("experts", experts, jnp.integer),
-            ("weights", weights, jnp.floating),
-        ):
-            if value.shape != shape:
-                raise ValueError(
-                    f"{call}: {name} has shape {list(value.shape)}, and must be [T={shape[0]}, "
-                    f"top_k={shape[1]}]"
-                )
-            if not jnp.issubdtype(value.dtype, kind):
-                raise ValueError(f"{call}: {name} is {value.dtype}, and must be {kind.__name__}")
 
 
 def _arrays(overlap: Any) -> tuple[jax.Array, ...]:

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "csrc/base/clock.h"
-#include "csrc/base/log.h"
 #include "csrc/base/random_bytes.h"
 #include "csrc/engine/domains/efa/efa_domain_impl.h"
 
@@ -46,8 +45,8 @@ Result<std::unique_ptr<EfaDomain>> EfaDomain::Create(const EfaDomainOptions& opt
 
 EfaDomain::EfaDomain(const EfaDomainOptions& options, std::unique_ptr<FabricEndpoint> endpoint, uint64_t incarnation)
     : options_(options),
-      owned_endpoint_(std::move(endpoint)),
-      endpoint_(owned_endpoint_.get()),
+      endpoint_(std::move(endpoint)),
+      splits_(options.provider.find("ofi_rxm") != std::string::npos),
       incarnation_(incarnation),
       name_(fmt::format("efa:{}", endpoint_->info().domain_attr->name)),
       memory_(*endpoint_, incarnation, options.device_memory),
@@ -87,19 +86,12 @@ Status EfaDomain::Start() {
 }
 
 EfaDomain::~EfaDomain() {
-  const bool quiet = !send_buffers_ || Leave();
-  if (quiet || endpoint_->is_efa()) {
-    for (const auto& [incarnation, remote] : remotes_) endpoint_->Remove(remote->address);
-    endpoint_->Shut();  // before the memory that the provider might still use
-    return;
-  }
-  // libfabric 1.17 crashes when it closes a TCP connection in the middle of a write. Nobody polls it any more.
-  Log(LogLevel::kWarning, "{}: peers are in the middle of writes; its endpoint stays open until the process ends",
-      name_);
-  static_cast<void>(owned_endpoint_.release());
+  if (send_buffers_) Leave();
+  for (const auto& [incarnation, remote] : remotes_) endpoint_->Remove(remote->address);
+  endpoint_->Shut();  // before the memory that the provider might still use
 }
 
-bool EfaDomain::Leave() {
+void EfaDomain::Leave() {
   const int64_t end_ns = SteadyClock::Get().NowNs() + kLeaveNs;
   removals_.clear();
   for (const auto& [incarnation, remote] : remotes_) {
@@ -123,10 +115,10 @@ bool EfaDomain::Leave() {
   };
   while (busy() && SteadyClock::Get().NowNs() < end_ns) {
     ReadSendQueue(ignored);
+    PostImmediates();
     ReadReceiveQueue(ignored);
     if (waiting_outboxes_ > 0) FlushOutboxes();
   }
-  return removals_.empty() && operations_.in_use() == 0;
 }
 
 }  // namespace efa

@@ -69,8 +69,8 @@ class EfaDomain final : public Domain {
 
   EfaDomain(const EfaDomainOptions& options, std::unique_ptr<FabricEndpoint> endpoint, uint64_t incarnation);
   Status Start();
-  // Says goodbye to all; whether nothing of anybody is under way any more.
-  bool Leave();
+  // Says goodbye to all, and gives them a moment to end what is under way.
+  void Leave();
 
   // efa_domain_post.cc
   PostResult Reject(std::string why);
@@ -78,6 +78,11 @@ class EfaDomain final : public Domain {
   PostResult CheckPeer(const char* what, PeerId peer);
   PostResult PostToSelf(const WriteRequest& request);
   PostResult PostOne(const WriteRequest& request, uint64_t provider_key, bool more);
+  // What libfabric says to it.
+  int64_t WriteMessage(Operation& operation, const void* source, uint64_t length, uint64_t flags);
+  void PostImmediates();
+  // Whether it is over with this operation's immediate: posted, or ended because the peer is lost.
+  bool PostImmediate(Operation& operation);
   PostResult SendToSelf(const SendRequest& request);
   void Deliver(const HeldMessage& message, const ReceiveRequest& receive);
   void DeliverHeld();
@@ -88,6 +93,10 @@ class EfaDomain final : public Domain {
   size_t ReadReceiveQueue(std::span<Completion> out);
   // Whether `out` was filled.
   bool Finish(Operation& operation, const fi_cq_err_entry* error, Completion& out);
+  // The provider is done with it. Afterwards it is free.
+  void Release(Operation& operation);
+  // It failed for a reason that may be the peer's death: see EfaPeer::Suspect.
+  void Suspect(Completion completion, std::string cause);
   std::string Words(fid_cq* queue, const fi_cq_err_entry& error) const;
   void Push(Completion completion, std::string cause = {}) { reports_.push_back({completion, std::move(cause)}); }
   void AdvanceLoopback();
@@ -123,8 +132,11 @@ class EfaDomain final : public Domain {
   void Ping(EfaPeer& peer);
 
   const EfaDomainOptions options_;
-  std::unique_ptr<FabricEndpoint> owned_endpoint_;
-  FabricEndpoint* const endpoint_;  // that one
+  const std::unique_ptr<FabricEndpoint> endpoint_;
+  // libfabric's datagrams over connections (ofi_rxm, 1.17) crash the target when a connection ends in the middle of a
+  // write with an immediate: the receive queue gets an error that belongs to no operation. Payloads without one are
+  // safe, and an immediate without payload has no middle.
+  const bool splits_;
   const uint64_t incarnation_;
   std::string name_;
   DomainLimits limits_;
@@ -145,7 +157,8 @@ class EfaDomain final : public Domain {
   std::unordered_map<uint64_t, std::unique_ptr<Remote>> remotes_;
   std::vector<Removal> removals_;
 
-  uint32_t outstanding_ = 0;  // posted and not yet polled
+  uint32_t outstanding_ = 0;           // posted and not yet polled
+  std::deque<Operation*> immediates_;  // whose payloads have arrived
   std::deque<Report> reports_;
   std::deque<ReceiveRequest> receives_;
   std::deque<HeldMessage> held_;

@@ -53,6 +53,7 @@ ErrorCode CodeOf(int error) {
 size_t EfaDomain::Poll(std::span<Completion> completions) {
   size_t count = TakeReports(completions);
   count += ReadSendQueue(completions.subspan(count));
+  if (!immediates_.empty()) PostImmediates();
   count += ReadReceiveQueue(completions.subspan(count));
   AdvanceLoopback();
   if (waiting_outboxes_ > 0) FlushOutboxes();
@@ -98,12 +99,39 @@ std::string EfaDomain::Words(fid_cq* queue, const fi_cq_err_entry& error) const 
                      words == nullptr ? "nothing" : words, error.prov_errno);
 }
 
-bool EfaDomain::Finish(Operation& operation, const fi_cq_err_entry* error, Completion& out) {
+void EfaDomain::Release(Operation& operation) {
   Remote& remote = *operation.remote;
+  const PeerId id = operation.peer;
+  if (operation.region != nullptr) memory_.Release(*operation.region);
+  if (operation.buffer != nullptr) send_buffers_->Return(operation.buffer);
+  operations_.Return(&operation);
+  --remote.operations;
+  EfaPeer& peer = peers_[id];
+  if (--peer.in_flight > 0 || !peer.quiesce) return;
+  peer.quiesce = false;
+  WireMessage message;
+  message.kind = WireMessage::Kind::kQuiesced;
+  message.attempt = uint64_t{id} + 1;
+  Send(remote, message);
+}
+
+void EfaDomain::Suspect(Completion completion, std::string cause) {
+  completion.code = ErrorCode::kAborted;
+  EfaPeer& peer = peers_[completion.peer];
+  peer.suspects.push_back({completion, std::move(cause), peer.pings + 1});
+  peer.next_ping_ns = 0;  // one for all that fail together
+}
+
+bool EfaDomain::Finish(Operation& operation, const fi_cq_err_entry* error, Completion& out) {
   if (operation.kind == Operation::Kind::kControl) {
-    --remote.controls;
-    if (error != nullptr) ++remote.errors;
+    --operation.remote->controls;
+    if (error != nullptr) ++operation.remote->errors;
     send_buffers_->Return(operation.buffer);
+    return false;
+  }
+  if (error == nullptr && operation.immediate_follows) {
+    operation.immediate_follows = false;
+    immediates_.push_back(&operation);
     return false;
   }
   out = {};
@@ -112,27 +140,15 @@ bool EfaDomain::Finish(Operation& operation, const fi_cq_err_entry* error, Compl
   out.context = operation.context;
   out.length = operation.length;
   const bool reported = operation.reported;
-  if (operation.region != nullptr) memory_.Release(*operation.region);
-  if (operation.buffer != nullptr) send_buffers_->Return(operation.buffer);
-  operations_.Return(&operation);
-  --remote.operations;
-  EfaPeer& peer = peers_[out.peer];
-  if (--peer.in_flight == 0 && peer.quiesce) {
-    peer.quiesce = false;
-    WireMessage message;
-    message.kind = WireMessage::Kind::kQuiesced;
-    message.attempt = uint64_t{out.peer} + 1;
-    Send(remote, message);
-  }
+  Release(operation);
+  const EfaPeer& peer = peers_[out.peer];
   if (reported) return false;
   if (error != nullptr) {
     const char* what = out.kind == CompletionKind::kWrite ? "write" : "message";
     std::string cause = fmt::format("{} of {} bytes to peer {}: {}", what, out.length, out.peer,
                                     Words(endpoint_->send_queue(), *error));
     if (MayBeDeath(error->err) && peer.state == PeerState::kReady) {
-      out.code = ErrorCode::kAborted;
-      peer.suspects.push_back({out, std::move(cause), peer.pings + 1});
-      peer.next_ping_ns = 0;  // one for all that fail together
+      Suspect(out, std::move(cause));
       return false;
     }
     out.code = peer.code == ErrorCode::kOk ? CodeOf(error->err) : peer.code;

@@ -108,14 +108,13 @@ PostResult EfaDomain::PostOne(const WriteRequest& request, uint64_t provider_key
   operation->context = request.context;
   operation->length = request.length;
   operation->region = region;
-
-  iovec local{const_cast<void*>(source), request.length};
-  fi_rma_iov remote{request.remote_address, request.length, provider_key};
-  fi_msg_rma message{&local,    &region->descriptor,          1, peer.remote->address, &remote, 1,
-                     operation, request.immediate.value_or(0)};
-  const uint64_t flags =
-      kWriteFlags | (request.immediate.has_value() ? FI_REMOTE_CQ_DATA : 0) | (more ? uint64_t{FI_MORE} : 0);
-  const auto error = fi_writemsg(endpoint_->ep(), &message, flags);
+  operation->remote_address = request.remote_address;
+  operation->provider_key = provider_key;
+  operation->immediate = request.immediate.value_or(0);
+  operation->immediate_follows = splits_ && !empty && request.immediate.has_value();
+  const bool with_immediate = request.immediate.has_value() && !operation->immediate_follows;
+  const auto error = WriteMessage(*operation, source, request.length,
+                                  (with_immediate ? FI_REMOTE_CQ_DATA : 0) | (more ? uint64_t{FI_MORE} : 0));
   if (error != 0) {
     memory_.Release(*region);
     operations_.Return(operation);
@@ -127,6 +126,42 @@ PostResult EfaDomain::PostOne(const WriteRequest& request, uint64_t provider_key
   ++peer.in_flight;
   ++peer.remote->operations;
   return PostResult::kPosted;
+}
+
+int64_t EfaDomain::WriteMessage(Operation& operation, const void* source, uint64_t length, uint64_t flags) {
+  iovec local{const_cast<void*>(source), length};
+  fi_rma_iov remote{operation.remote_address, length, operation.provider_key};
+  fi_msg_rma message{
+      &local, &operation.region->descriptor, 1, operation.remote->address, &remote, 1, &operation, operation.immediate};
+  return fi_writemsg(endpoint_->ep(), &message, kWriteFlags | flags);
+}
+
+void EfaDomain::PostImmediates() {
+  std::erase_if(immediates_, [this](Operation* operation) { return PostImmediate(*operation); });
+}
+
+bool EfaDomain::PostImmediate(Operation& operation) {
+  const EfaPeer& peer = peers_[operation.peer];
+  Completion failed;
+  failed.peer = operation.peer;
+  failed.context = operation.context;
+  failed.length = operation.length;
+  const bool reported = operation.reported;
+  if (reported || peer.state != PeerState::kReady) {
+    Release(operation);
+    failed.code = peer.code;
+    if (!reported) Push(failed, peer.cause);
+    return true;
+  }
+  const auto error =
+      WriteMessage(operation, reinterpret_cast<const void*>(operation.region->address), 0, FI_REMOTE_CQ_DATA);
+  if (error == -FI_EAGAIN) return false;
+  if (error != 0) {
+    Release(operation);
+    Suspect(failed, fmt::format("immediate of a write of {} bytes to peer {}: {}", failed.length, failed.peer,
+                                endpoint_->library().Words(error)));
+  }
+  return true;
 }
 
 PostResult EfaDomain::PostToSelf(const WriteRequest& request) {

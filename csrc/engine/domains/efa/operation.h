@@ -28,6 +28,11 @@ struct Operation {
   Remote* remote = nullptr;
   HeldRegion* region = nullptr;
   MessageBuffer* buffer = nullptr;
+  // Of a write whose immediate goes by itself when the payload has arrived (EfaDomain::splits_).
+  bool immediate_follows = false;
+  uint32_t immediate = 0;
+  uint64_t remote_address = 0;
+  uint64_t provider_key = 0;
 
   static Operation* Of(void* context) { return static_cast<Operation*>(context); }
 };
@@ -46,6 +51,7 @@ class OperationPool {
     free_.pop_back();
     operation->kind = kind;
     operation->reported = false;
+    operation->immediate_follows = false;
     return operation;
   }
   void Return(Operation* operation) {

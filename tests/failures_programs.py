@@ -218,8 +218,10 @@ def disagree() -> dict[str, tuple[str, float]]:
                     x = layer(on.moe, x, e, w, 2.0)
                 return x
 
-            jax.block_until_ready(on.jit(f)(*operands))
-            meet("one more", list(range(jax.process_count())))
+            try:
+                jax.block_until_ready(on.jit(f)(*operands))
+            finally:  # the others' fabrics are open as long as this one's
+                meet("one more", list(range(jax.process_count())))
 
     for test in (different_rows, different_operation, one_more_call):
         found[test.__name__] = error_of(test)

@@ -50,8 +50,9 @@ class AbsentRankTest(parameterized.TestCase):
             if absent != 0:
                 self.assertIn(f"moe {when} (channel 0, call ", found["error"])
             self.assertBetween(found["seconds"], programs.DEADLINE_S - 0.1, 10.0)
-            # What comes after it fails at once, with the same cause.
-            self.assertEqual(found["again"], found["error"])
+            # What comes after it fails at once, with the same cause; by another exception where JAX
+            # runs one of them inline.
+            self.assertEqual(*(found[each].split(": ", 1)[1] for each in ("again", "error")))
             self.assertLess(found["seconds_again"], 1.0)
             self.assertIn(found["check"], found["error"])
             self.assertEqual(found["other_work"], 512.0)
@@ -133,9 +134,14 @@ class DisagreementTest(parameterized.TestCase):
     @parameterized.parameters("different_rows", "different_operation", "one_more_call")
     def test_of_programs(self, difference):
         errors = [outcome["disagree"][difference][0] for outcome in outcomes()]
-        for outcome, error in zip(outcomes(), errors, strict=True):
-            self.assertRegex(error, "DEADLINE_EXCEEDED|FAILED_PRECONDITION|was closed")
+        for process, outcome in enumerate(outcomes()):
             self.assertLess(outcome["disagree"][difference][1], programs.DEADLINE_S + 10)
+            if difference == "one_more_call" and process == 1:  # all that it asked for has come
+                self.assertEqual(errors[process], "")
+            else:
+                self.assertRegex(
+                    errors[process], "DEADLINE_EXCEEDED|FAILED_PRECONDITION|was closed"
+                )
         if difference != "one_more_call":  # there, the rank that is ahead cannot know
             said = ["Do all ranks run the same program" in error for error in errors]
             self.assertTrue(any(said), errors)

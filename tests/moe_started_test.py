@@ -80,19 +80,25 @@ class StartedTest(parameterized.TestCase):
     def test_many_runs_in_flight(self):
         self.run_both(whole_layer, split_layer, repeats=REPEATS)
 
-    @parameterized.parameters(False, True)
-    def test_gradients(self, check_vma):
+    # The gradient of a linear loss needs no result of combine, and still waits until it is done.
+    @parameterized.product(check_vma=[False, True], power=[1, 2])
+    def test_gradients(self, check_vma, power):
         def gradient(layer):
             def of(moe, x, e, w):
                 def loss(x, w):
-                    return (layer(moe, x, e, w) ** 2).sum()
+                    out = layer(moe, x, e, w)
+                    return (out**power * jnp.arange(out.size).reshape(out.shape)).sum()
 
                 return jax.grad(loss, argnums=(0, 1))(x, w)
 
             return of
 
         dx, dw = self.run_both(
-            gradient(whole_layer), gradient(split_layer), repeats=3, check_vma=check_vma
+            gradient(whole_layer),
+            gradient(split_layer),
+            repeats=3,
+            check_vma=check_vma,
+            timeout_s=10.0,
         )
         self.assertGreater(np.abs(dx).max(), 0)
         self.assertGreater(np.abs(dw).max(), 0)

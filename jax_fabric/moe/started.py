@@ -258,6 +258,19 @@ def finish_combine(
       What ``exchange.combine`` returns.
     """
     del token
+    return _combine_done(site, weighted, y, weights, routes, ticket, overlap)[0]
+
+
+def _combine_done(
+    site: Site,
+    weighted: bool,
+    y: jax.Array,
+    weights: jax.Array,
+    routes: tuple[jax.Array, ...],
+    ticket: jax.Array,
+    overlap: tuple[jax.Array, ...],
+) -> tuple[jax.Array, jax.Array]:
+    """The sums, and int32[1] that says that it is done."""
     index, slot, token_ends, positions, rows = routes
 
     def done(*operands: jax.Array) -> tuple[jax.Array, ...]:
@@ -270,8 +283,11 @@ def finish_combine(
 
     row_weights = weights if weighted else exchange.nothing(weights, jnp.float32)
     later = _for_later_rounds(site, y, row_weights, positions, rows)
-    out, _ = _without_vmap("combine_done", done)(ticket, index, slot, token_ends, *later, *overlap)
-    return exchange.named(exchange.COMBINE_NAME, (out,))[0]
+    operands = (ticket, index, slot, token_ends, *later, *overlap)
+    out, token = exchange.named(
+        exchange.COMBINE_NAME, _without_vmap("combine_done", done)(*operands)
+    )
+    return out, token
 
 
 def _finish_combine_forward(
@@ -283,14 +299,18 @@ def _finish_combine_forward(
     token: jax.Array,
     *halves: Any,
 ) -> tuple[Any, Any]:
-    out = finish_combine.fun(site, weighted, y, weights, routes, token, *halves)
-    return out, (y if weighted else None, weights, routes, token)
+    del token
+    out, done = _combine_done(site, weighted, y, weights, routes, *halves)
+    # The gradient's exchange comes after this one even where no data of the program says so:
+    # between the halves it would wait for a channel that is occupied until the second one.
+    return out, (y if weighted else None, weights, routes, done)
 
 
 def _finish_combine_backward(
     site: Site, weighted: bool, residuals: Any, d_out: jax.Array
 ) -> tuple[Any, ...]:
-    return (*exchange.combine_back(site, weighted, residuals, d_out), None, None)
+    *cotangents, _ = exchange.combine_back(site, weighted, residuals, d_out)
+    return (*cotangents, None, None, None)
 
 
 finish_combine.defvjp(_finish_combine_forward, _finish_combine_backward)

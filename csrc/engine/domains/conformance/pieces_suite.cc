@@ -10,21 +10,21 @@ namespace jax_fabric::conformance {
 namespace {
 
 constexpr uint64_t kRegion = 64 << 10;
-constexpr uint64_t kBytes = 7 * kRegion + 13;
+constexpr uint64_t kMemoryBytes = 7 * kRegion + 13;
 
 // What the target should hold.
 struct Mirror {
-  std::vector<std::byte> bytes = std::vector<std::byte>(kBytes);
+  std::vector<std::byte> bytes = std::vector<std::byte>(kMemoryBytes);
   void Copy(uint64_t to, const std::byte* from, uint64_t length) { std::memcpy(bytes.data() + to, from, length); }
-  bool Equals(const std::byte* target) const { return std::memcmp(target, bytes.data(), kBytes) == 0; }
+  bool Equals(const std::byte* target) const { return std::memcmp(target, bytes.data(), kMemoryBytes) == 0; }
 };
 
 TEST_P(EngineConformance, WritesOverSeams) {
   ASSERT_NO_FATAL_FAILURE(MakeNodes(2, kRegion));
-  const Buffer source = MakeBuffer(0, kBytes, Access::kLocalOnly);
+  const Buffer source = MakeBuffer(0, kMemoryBytes, Access::kLocalOnly);
   const Buffer small = MakeBuffer(0, kRegion, Access::kLocalOnly);  // one piece at this end
-  const Buffer target = MakeBuffer(1, kBytes);
-  Fill(source.data, kBytes, 1);
+  const Buffer target = MakeBuffer(1, kMemoryBytes);
+  Fill(source.data, kMemoryBytes, 1);
   Fill(small.data, kRegion, 2);
   EXPECT_EQ(nodes_[0].group->MapRemote(nodes_[0].peers[1], target.there), nullptr);  // it is not one
   Mirror mirror;
@@ -45,23 +45,23 @@ TEST_P(EngineConformance, WritesOverSeams) {
     Until("it has arrived", [&] { return received.done(); });
     EXPECT_TRUE(received.ok()) << received.error.message;
   };
-  write(source, 0, target.there, 0, kBytes);
-  mirror.Copy(0, source.data, kBytes);
+  write(source, 0, target.there, 0, kMemoryBytes);
+  mirror.Copy(0, source.data, kMemoryBytes);
   EXPECT_TRUE(mirror.Equals(target.data));
-  write(source, kBytes, target.there, kBytes, 0);
+  write(source, kMemoryBytes, target.there, kMemoryBytes, 0);
   std::mt19937_64 random(3);
   const auto up_to = [&random](uint64_t most) { return std::uniform_int_distribution<uint64_t>(0, most)(random); };
   for (int i = 0; i < 60; ++i) {
     SCOPED_TRACE(i);
     const Buffer& from = i % 3 == 0 ? small : source;
     const uint64_t length = up_to(std::min<uint64_t>(from.here.length, 3 * kRegion));
-    const uint64_t source_offset = up_to(from.here.length - length), target_offset = up_to(kBytes - length);
+    const uint64_t source_offset = up_to(from.here.length - length), target_offset = up_to(kMemoryBytes - length);
     write(from, source_offset, target.there, target_offset, length);
     mirror.Copy(target_offset, from.data + source_offset, length);
     ASSERT_TRUE(mirror.Equals(target.data));
   }
   // Descriptors of a part of it have the pieces of this part.
-  for (const uint64_t begin : {uint64_t{5}, kRegion / 2 + 3, 3 * kRegion - 1, kBytes - kRegion - 20}) {
+  for (const uint64_t begin : {uint64_t{5}, kRegion / 2 + 3, 3 * kRegion - 1, kMemoryBytes - kRegion - 20}) {
     for (const uint64_t length : {uint64_t{100}, kRegion, kRegion + 20}) {
       DomainGroup& owner = *nodes_[1].group;
       const auto part =
@@ -80,11 +80,11 @@ TEST_P(EngineConformance, WritesOverSeams) {
 }
 
 TEST_P(EngineConformance, PagesAndScattersOverSeams) {
-  constexpr uint64_t kPage = 20'000, kStride = 20'003, kPages = kBytes / kStride;
+  constexpr uint64_t kPage = 20'000, kStride = 20'003, kPages = kMemoryBytes / kStride;
   ASSERT_NO_FATAL_FAILURE(MakeNodes(2, kRegion));
-  const Buffer source = MakeBuffer(0, kBytes, Access::kLocalOnly);
-  const Buffer target = MakeBuffer(1, kBytes);
-  Fill(source.data, kBytes, 1);
+  const Buffer source = MakeBuffer(0, kMemoryBytes, Access::kLocalOnly);
+  const Buffer target = MakeBuffer(1, kMemoryBytes);
+  Fill(source.data, kMemoryBytes, 1);
   Mirror mirror;
   const uint32_t immediate = Immediate(1);
   std::vector<uint64_t> from, to;

@@ -195,7 +195,8 @@ TEST_F(LocalProcess, AHundredRestartsLeaveNothingBehind) {
     child.Tell({&go, 1});
     const PeerId peer = domain->AddPeer(child.address()).value();
     if (round % 4 != 3) {  // else it dies in the middle of the handshake
-      ASSERT_TRUE(Until(*domain, got, [&] { return domain->peer_state(peer) == PeerState::kReady; }));
+      ASSERT_TRUE(Until(*domain, got, [&] { return domain->peer_state(peer) == PeerState::kReady; }))
+          << "state " << static_cast<int>(domain->peer_state(peer)) << ": " << domain->last_error();
       ASSERT_EQ(domain->PostWrite(MakeWrite(peer, from, child.region(), 100, 1)), PostResult::kPosted);
       const size_t before = got.size();
       ASSERT_TRUE(Until(*domain, got, [&] { return got.size() > before; }));

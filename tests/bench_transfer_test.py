@@ -94,12 +94,12 @@ class TestRun:
         rate = timed["single writes of 1 MiB", "rate", "NIXL"]
         theirs = timed["single writes of 1 MiB", "rate" + rows.OF_THE_PEER, "NIXL"]
         assert theirs.median == 1.0
-        assert rate.ratio == pytest.approx(rate.median, rel=0.6)  # more is better
+        assert 0.99 * rate.min <= rate.ratio <= 1.01 * rate.max  # more is better
         case = "one way between two processes"
         floor = timed[case, "immediate", "two processes on a shared word"]
         assert floor.unit == "us" and floor.ratio is not None
         late = timed[case, "write of 64 bytes", "NIXL"]
-        assert late.ratio == pytest.approx(2.0 / late.median, rel=0.9)  # less is better
+        assert 0.99 * 2.0 / late.max <= late.ratio <= 1.01 * 2.0 / late.min  # less is better
 
     def test_pages_are_compared(self, measured, monkeypatch):
         monkeypatch.setattr(measured, "pages_s", lambda *_: 0.0)

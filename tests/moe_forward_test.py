@@ -125,7 +125,9 @@ class IdsTest(parameterized.TestCase):
             out = run(layer, mesh, x, experts.astype(dtype), weights)
         np.testing.assert_array_equal(by_rank(out, 2), expected.tokens)
 
-    @parameterized.parameters((7, None), (-1, None), (8, "dispatch: experts has ids"), (-2, "ids"))
+    @parameterized.parameters(
+        (7, None), (-1, None), (8, "check_experts: ids outside of"), (-2, "ids")
+    )
     def test_checkify_raises(self, value, message):
         case = Case(ranks=2, tokens=6, experts=8, top_k=2)
         x, experts, weights = case.inputs()
@@ -137,6 +139,7 @@ class IdsTest(parameterized.TestCase):
             moe = jf.moe.ExpertParallel(fabric, axis_name="ep", **sizes)
 
             def layer(x, experts, weights):
+                moe.check_experts(experts)
                 r = moe.dispatch(x, experts, weights)
                 return moe.combine(r.tokens, r)
 

@@ -100,7 +100,7 @@ class RecoveryTest(parameterized.TestCase):
         self.assertRegex(
             left_out.value,
             r"taken for dead: processes \[0\] have gone on .*start it anew.*\n"
-            r"rejoin=True: this process has made expert-parallel contexts or watchers before: start it anew",
+            r"rejoin=True: this process has made expert-parallel contexts or watchers before: ",
         )
 
     def test_one_process_has_nobody_to_lose(self):

@@ -156,9 +156,8 @@ class ExpertParallel:
         Args:
           x: [T, H] of the context's dtype, T at most ``max_tokens``; or, where ``dispatch_dtype``
             is float8_e4m3fn, rows that are quantised already, which have no gradient.
-          experts: integer[T, K]; ids outside [0, E) are not routed, and under
-            ``jax.experimental.checkify`` those but -1 are errors. An expert named twice by a token
-            gets one row with the summed weight.
+          experts: integer[T, K]; ids outside [0, E) are not routed (see ``check_experts``). An
+            expert named twice by a token gets one row with the summed weight.
           weights: floating[T, K].
           scales: float32[T, ceil(H / 128)], of x that is quantised already.
           channel: calls in flight at once go faster over different channels.
@@ -332,6 +331,24 @@ class ExpertParallel:
             _arrays(overlap),
         )
 
+    def check_experts(self, experts: jax.Array) -> None:
+        """Makes ids outside of [-1, E) an error, in programs under ``jax.experimental.checkify``.
+
+        A call of its own, since checks are effects, and programs with effects start later.
+
+        Args:
+          experts: integer[...], what ``dispatch`` is going to get.
+        """
+        checkify.check(
+            jnp.all(self._are_experts(experts) | (experts.astype(jnp.int32) == -1)),
+            f"check_experts: ids outside of [-1, num_experts={self.config.num_experts})",
+        )
+
+    def _are_experts(self, experts: jax.Array) -> jax.Array:
+        # Narrow ids cannot hold what they are compared with.
+        wide = experts.astype(jnp.int32) if experts.dtype.itemsize < 4 else experts
+        return (wide >= 0) & (wide < self.config.num_experts)
+
     def _dispatch_operands(
         self,
         call: str,
@@ -354,14 +371,7 @@ class ExpertParallel:
                 f"{self.config.dtype}, to be quantised here, or lax.stop_gradient of x and scales"
             )
             x, scales = exchange.without_gradient(why, (x, scales))
-        # Narrow ids cannot hold what they are compared with, nor unsigned ones -1.
-        wide = experts.astype(jnp.int32) if experts.dtype.itemsize < 4 else experts
-        is_expert = (wide >= 0) & (wide < self.config.num_experts)
-        checkify.debug_check(
-            jnp.all(is_expert | (wide == -1)),
-            f"{call}: experts has ids outside of [-1, num_experts={self.config.num_experts})",
-        )
-        ids = jnp.where(is_expert, wide.astype(jnp.int32), -1)
+        ids = jnp.where(self._are_experts(experts), experts.astype(jnp.int32), -1)
         if after is None:
             after = jnp.zeros((1,), jnp.int32)
         rank = lax.axis_index(self.axis_name)

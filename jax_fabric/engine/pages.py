@@ -30,8 +30,8 @@ def page_arguments(name: str, pages: Any, page_nbytes: int) -> tuple[np.ndarray,
     """Checks pages, given as Pages or as indices alone.
 
     Returns:
-      Indices as contiguous int64 or uint64, whose signs are still to be looked at (the extension
-      does, 10 times faster for some pages); stride and offset.
+      Indices as contiguous int64 or uint64, whose signs are still to be looked at (by the
+      extension, where a call is cheaper); stride and offset.
 
     Raises:
       InvalidArgument: names the argument.

@@ -16,9 +16,8 @@ constexpr uint64_t kLine = 64;
 // Pages lie anywhere, so the processor's own prefetching starts anew with each: measured over random pages of 4 KiB in
 // 8 MiB, 3.3 times memcpy's speed with it and 2 times without.
 constexpr uint64_t kAhead = 1024;
-// Both halves of a long range at once keep more of the memory's banks busy: measured over random pages in 64 MiB, 64
-// KiB each, 9.0 GB/s against 7.2; 16 KiB, 7.5 against 6.8; but 4 KiB, 5.3 against 6.5. Four quarters are slower than
-// memcpy.
+// Both halves of a long range at once keep more of the memory busy: faster for pages of 16 KiB and more beyond the
+// cache (bench transfer shows the rate), slower for 4 KiB; four quarters at once are slower than memcpy.
 constexpr uint64_t kTwoHalvesBytes = 16 * 1024;
 constexpr uint64_t kAheadInHalves = 512;
 

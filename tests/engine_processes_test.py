@@ -67,13 +67,13 @@ class TwoProcessesTest(absltest.TestCase):
 
     def test_1_memory_that_is_not_shared(self):
         source = self.group.register(np.full(4096, 5, np.uint8))
-        try:
-            self.group.write(self.peer, source, self.plain).wait()
-        except errors.FabricError as error:
-            # The kernel may forbid it; then the error says what to do.
-            self.assertIn("jax_fabric.memory.allocate", str(error))
-            return
+        self.group.write(self.peer, source, self.plain).wait()
         self.assertEqual(self.ask("plain"), bytes([5]) * 4096)
+        # The kernel decides by which of both.
+        self.assertRegex(
+            self.group.peer_path(self.peer),
+            "^shared memory and (process_vm_writev|bounce slots)$",
+        )
 
     def test_1_is_written_to(self):
         target = self.group.register(memory.allocate(1000), REMOTE_WRITE)

@@ -152,6 +152,7 @@ class EngineTest(parameterized.TestCase):
             with self.assertRaisesRegex(errors.InvalidArgument, "not of group 'b'"):
                 pair.b.wait_peers([pair.to_b])
             target = pair.target(8).descriptor
+            self.assertEqual(pair.a.peer_path(pair.to_b), "same process")
             pair.a.remove_peer(pair.to_b)
             pair.a.remove_peer(pair.to_b)
             with self.assertRaisesRegex(errors.PeerUnavailable, "peer 0 'b'.*removed") as caught:
@@ -160,6 +161,7 @@ class EngineTest(parameterized.TestCase):
             with self.assertRaisesRegex(errors.PeerUnavailable, "removed") as caught:
                 pair.a.wait_peers([pair.to_b], timeout_s=1)
             self.assertEqual(caught.exception.peer, "peer 0 'b'")
+            self.assertEqual(pair.a.peer_path(pair.to_b), "not connected")
 
     def test_after_close(self):
         pair = Pair()

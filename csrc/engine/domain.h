@@ -14,8 +14,8 @@
 //     connection which it had then: it fails there, and the peer loses this domain. Whoever is added anew writes anew.
 //     (Stores through MapRemote are not posted.)
 //
-// Threads: a Domain is driven by one thread (its worker). RegisterMemory, DeregisterMemory, address, limits and
-// MapRemote may be called from any thread; everything else only from the driving thread.
+// Threads: a Domain is driven by one thread (its worker). RegisterMemory, DeregisterMemory, address, limits,
+// peer_path and MapRemote may be called from any thread; everything else only from the driving thread.
 #ifndef JAX_FABRIC_ENGINE_DOMAIN_H_
 #define JAX_FABRIC_ENGINE_DOMAIN_H_
 
@@ -157,6 +157,9 @@ class Domain {
   // Everything posted to the peer completes with an error; then the state is kRemoved, at once or as soon as the peer
   // is not in the middle of a write any more.
   virtual void RemovePeer(PeerId peer) = 0;
+
+  // How writes reach the peer, for users: "shared memory and process_vm_writev". Any thread.
+  virtual std::string peer_path(PeerId peer) const = 0;
 
   virtual PostResult PostWrite(const WriteRequest& request) = 0;
   // The first pages as if PostWrite had posted one after the other, as many as the domain takes at once. kPosted: at

@@ -194,6 +194,13 @@ Status DomainGroup::PeerStatus(PeerHandle handle) const {
   return tl::unexpected<Error>(peer->cause);
 }
 
+Result<std::string> DomainGroup::PeerPath(PeerHandle handle) const {
+  JF_ASSIGN_OR_RETURN(const Peer* peer, planner_->FindPeer(handle, "peer path"));
+  // Acquire, partner: the store of kReady; `ids` was written before.
+  if (peer->state.load(std::memory_order_acquire) != PeerState::kReady) return "not connected";
+  return driver_->domains()[0]->peer_path(peer->ids[0].load(std::memory_order_relaxed));
+}
+
 uint64_t DomainGroup::peer_losses() const { return driver_->imm_counter().peer_losses(); }
 
 Status DomainGroup::ExpectImmediate(uint32_t immediate, uint32_t count, Deadline deadline, WorkerCallback callback,

@@ -58,6 +58,8 @@ class DomainGroup {
   void RemovePeer(PeerHandle peer);
   // An error, its cause, once the peer is lost or removed.
   Status PeerStatus(PeerHandle peer) const;
+  // How writes reach it, for users; "not connected" before it is ready and after it is lost (see Domain::peer_path).
+  Result<std::string> PeerPath(PeerHandle peer) const;
   // How many peers of this group were lost or removed so far: PeerStatus says which.
   uint64_t peer_losses() const;
 

@@ -93,6 +93,17 @@ class DomainGroup:
         """Ends all requests to a peer with PeerUnavailable, and forgets it; idempotent."""
         self._native.remove_peer(self._handle(peer))
 
+    def peer_path(self, peer: Peer) -> str:
+        """How writes reach a peer, as it was found out when the peer was connected.
+
+        Returns:
+          ``"same process"``; ``"shared memory and process_vm_writev"``, or ``"shared memory and
+          bounce slots"`` where the kernel does not allow that: both say what happens to memory that
+          is not from ``jax_fabric.memory.allocate``; ``"libfabric"`` with the provider's name;
+          ``"not connected"`` before the peer is ready and after it is lost.
+        """
+        return self._native.peer_path(self._handle(peer))
+
     # --- memory
 
     def register(self, buffer: Any, access: Access = Access.LOCAL) -> MemoryRegion:

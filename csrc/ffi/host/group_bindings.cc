@@ -287,6 +287,9 @@ void RegisterGroupBindings(nb::module_& m) {
       .def("wait_peers", &WaitPeers, nb::arg("peers"), nb::arg("timeout_us"))
       .def(
           "remove_peer", [](const HostGroup& self, PeerHandle peer) { Usable(self).RemovePeer(peer); }, nb::arg("peer"))
+      .def(
+          "peer_path", [](const HostGroup& self, PeerHandle peer) { return ValueOrRaise(Usable(self).PeerPath(peer)); },
+          nb::arg("peer"))
       .def("register", &RegisterMemory, nb::arg("owner"), nb::arg("address"), nb::arg("nbytes"),
            nb::arg("remote_write"))
       .def(

@@ -6,16 +6,15 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "csrc/base/clock.h"
-#include "csrc/engine/domain.h"
+#include "csrc/engine/testing/forwarding_domain.h"
 
 namespace jax_fabric::moe::testing {
 
-class CountingDomain final : public Domain {
+class CountingDomain final : public ForwardingDomain {
  public:
   // When writes were handed over, by SteadyClock.
   struct Times {
@@ -24,7 +23,7 @@ class CountingDomain final : public Domain {
   };
 
   // A burst is that many writes; each write completes, and after the last one as many immediates come as if from peers.
-  CountingDomain(std::unique_ptr<Domain> domain, uint32_t burst) : domain_(std::move(domain)), burst_(burst) {}
+  CountingDomain(std::unique_ptr<Domain> domain, uint32_t burst) : ForwardingDomain(std::move(domain)), burst_(burst) {}
 
   // Before the first write of a burst.
   void ExpectBurst(uint32_t answered_immediate) { immediate_.store(answered_immediate, std::memory_order_release); }
@@ -32,17 +31,6 @@ class CountingDomain final : public Domain {
   uint64_t bursts() const { return bursts_.load(std::memory_order_acquire); }
   const Times& times() const { return times_; }
 
-  DomainKind kind() const override { return domain_->kind(); }
-  const std::string& name() const override { return domain_->name(); }
-  ByteView address() const override { return domain_->address(); }
-  const DomainLimits& limits() const override { return domain_->limits(); }
-  Result<MemoryRegion> RegisterMemory(void* address, uint64_t length, MemoryKind kind, Access access) override {
-    return domain_->RegisterMemory(address, length, kind, access);
-  }
-  Status DeregisterMemory(const MemoryRegion& region) override { return domain_->DeregisterMemory(region); }
-  Result<PeerId> AddPeer(ByteView address) override { return domain_->AddPeer(address); }
-  PeerState peer_state(PeerId peer) const override { return domain_->peer_state(peer); }
-  void RemovePeer(PeerId peer) override { domain_->RemovePeer(peer); }
   PostResult PostWrite(const WriteRequest& request) override {
     // Only where it is asked for: reading the clock takes about as long as posting.
     if (writes_ == 0) times_.first_ns = SteadyClock::Get().NowNs();
@@ -56,8 +44,6 @@ class CountingDomain final : public Domain {
     bursts_.fetch_add(1, std::memory_order_release);
     return PostResult::kPosted;
   }
-  PostResult PostSend(const SendRequest& request) override { return domain_->PostSend(request); }
-  PostResult PostReceive(const ReceiveRequest& request) override { return domain_->PostReceive(request); }
   size_t Poll(std::span<Completion> completions) override {
     size_t count = 0;
     // A NIC has one queue however many peers it has, and the local domain a mailbox for each: rarely, once connected.
@@ -66,17 +52,11 @@ class CountingDomain final : public Domain {
       completions[count] = completions_[polled_++];
     }
     if (polled_ == completions_.size()) completions_.clear(), polled_ = 0;
-    return looks ? count + domain_->Poll(completions.subspan(count)) : count;
+    return looks ? count + domain().Poll(completions.subspan(count)) : count;
   }
-  int wait_fd() const override { return domain_->wait_fd(); }
-  bool ArmWait() override { return completions_.empty() && domain_->ArmWait(); }
-  const std::string& last_error() const override { return domain_->last_error(); }
-  void* MapRemote(PeerId peer, uint64_t remote_address, uint64_t remote_key, uint64_t length) override {
-    return domain_->MapRemote(peer, remote_address, remote_key, length);
-  }
+  bool ArmWait() override { return completions_.empty() && domain().ArmWait(); }
 
  private:
-  const std::unique_ptr<Domain> domain_;
   const uint32_t burst_;
   std::atomic<uint32_t> immediate_{0};
   std::atomic<uint64_t> bursts_{0};

@@ -5,10 +5,9 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <string>
 #include <utility>
 
-#include "csrc/engine/domain.h"
+#include "csrc/engine/testing/forwarding_domain.h"
 #include "csrc/moe/announcement_ring.h"
 
 #if defined(__SANITIZE_THREAD__)
@@ -24,43 +23,25 @@ inline void IgnoreWrites([[maybe_unused]] bool ignore) {
 #endif
 }
 
-class PartlyMappedDomain final : public Domain {
+class PartlyMappedDomain final : public ForwardingDomain {
  public:
   PartlyMappedDomain(std::unique_ptr<Domain> domain, std::function<bool()> maps)
-      : domain_(std::move(domain)), maps_(std::move(maps)) {}
+      : ForwardingDomain(std::move(domain)), maps_(std::move(maps)) {}
 
-  DomainKind kind() const override { return domain_->kind(); }
-  const std::string& name() const override { return domain_->name(); }
-  ByteView address() const override { return domain_->address(); }
-  const DomainLimits& limits() const override { return domain_->limits(); }
-  Result<MemoryRegion> RegisterMemory(void* address, uint64_t length, MemoryKind kind, Access access) override {
-    return domain_->RegisterMemory(address, length, kind, access);
-  }
-  Status DeregisterMemory(const MemoryRegion& region) override { return domain_->DeregisterMemory(region); }
-  Result<PeerId> AddPeer(ByteView address) override { return domain_->AddPeer(address); }
-  PeerState peer_state(PeerId peer) const override { return domain_->peer_state(peer); }
-  void RemovePeer(PeerId peer) override { domain_->RemovePeer(peer); }
   PostResult PostWrite(const WriteRequest& request) override {
     // A NIC's writes are no accesses of this program. Announcements are read while they are written, and prove
     // themselves; every other write is as visible to ThreadSanitizer as it should be.
     const bool announcement = request.length == AnnouncementRing::kEntryBytes;
     if (announcement) IgnoreWrites(true);
-    const PostResult result = domain_->PostWrite(request);
+    const PostResult result = domain().PostWrite(request);
     if (announcement) IgnoreWrites(false);
     return result;
   }
-  PostResult PostSend(const SendRequest& request) override { return domain_->PostSend(request); }
-  PostResult PostReceive(const ReceiveRequest& request) override { return domain_->PostReceive(request); }
-  size_t Poll(std::span<Completion> completions) override { return domain_->Poll(completions); }
-  int wait_fd() const override { return domain_->wait_fd(); }
-  bool ArmWait() override { return domain_->ArmWait(); }
-  const std::string& last_error() const override { return domain_->last_error(); }
   void* MapRemote(PeerId peer, uint64_t remote_address, uint64_t remote_key, uint64_t length) override {
-    return maps_() ? domain_->MapRemote(peer, remote_address, remote_key, length) : nullptr;
+    return maps_() ? domain().MapRemote(peer, remote_address, remote_key, length) : nullptr;
   }
 
  private:
-  const std::unique_ptr<Domain> domain_;
   const std::function<bool()> maps_;
 };
 

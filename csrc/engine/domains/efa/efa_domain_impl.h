@@ -43,6 +43,8 @@ class EfaDomain final : public Domain {
   PeerState peer_state(PeerId peer) const override;
   void RemovePeer(PeerId peer) override;
 
+  std::string peer_path(PeerId) const override { return "libfabric " + options_.provider; }
+
   PostResult PostWrite(const WriteRequest& request) override;
   PostResult PostPages(const PagesRequest& request, uint32_t& posted) override;
   PostResult PostSend(const SendRequest& request) override;

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "csrc/engine/domains/local/hand_over.h"
+#include "csrc/engine/domains/local/packet_socket.h"
 
 namespace jax_fabric::local {
 namespace {
@@ -107,7 +108,7 @@ std::optional<Result<ReceivedDescriptors>> DescriptorClient::Receive() {
   message.msg_iovlen = 1;
   message.msg_control = control;
   message.msg_controllen = sizeof(control);
-  const ssize_t count = recvmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  const ssize_t count = ReceivePacket(socket_.get(), message, MSG_CMSG_CLOEXEC);
   if (count < 0 && (errno == EAGAIN || errno == EINTR)) return std::nullopt;
 
   ReceivedDescriptors received;

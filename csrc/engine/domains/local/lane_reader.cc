@@ -37,6 +37,21 @@ bool LaneReader::TakeImmediate(uint32_t& immediate, uint32_t& count) {
   return true;
 }
 
+BounceSlot* LaneReader::FrontBounce(uint32_t slot) {
+  // Relaxed: the acquire in TakeImmediate has brought the slot.
+  if (slot < kBounceSlots) {
+    BounceSlot& bounce = mailbox_->bounce(lane_, slot);
+    if (bounce.state.load(std::memory_order_relaxed) == BounceState::kFull) return &bounce;
+  }
+  broken_ = true;
+  return nullptr;
+}
+
+void LaneReader::FinishBounce(BounceSlot& bounce, BounceState state) {
+  // Release, with the acquire in LaneWriter::TakeBounce.
+  bounce.state.store(state, std::memory_order_release);
+}
+
 std::optional<ByteView> LaneReader::FrontMessage() {
   const MailboxGeometry& geometry = mailbox_->geometry();
   // Acquire, with the store in LaneWriter::PushMessage: the bytes are visible with the slot.

@@ -27,7 +27,13 @@ class LaneReader {
   // The sender's process is known to be dead: the lane is freed once it is empty.
   bool abandoned = false;
 
+  // With a count of kBounceCount `immediate` is a bounce slot.
   bool TakeImmediate(uint32_t& immediate, uint32_t& count);
+
+  // The full slot of that index. Null: there is none, so that the segment was damaged, and the lane is `broken`.
+  BounceSlot* FrontBounce(uint32_t slot);
+  // Tells the sender what became of it.
+  void FinishBounce(BounceSlot& bounce, BounceState state);
 
   // The message at the front, valid until TakeMessage. A length above the agreed maximum says that the segment was
   // damaged: then the lane is `broken` and shows nothing more.
@@ -43,7 +49,11 @@ class LaneReader {
   bool HasMessageAfterArming() const;
 
   // The sender enters no region any more; what it is in the middle of goes on. Then whether there is such a thing.
-  void Refuse() { header_->refused.store(1, std::memory_order_seq_cst); }
+  void Refuse() {
+    refused_ = true;
+    header_->refused.store(1, std::memory_order_seq_cst);
+  }
+  bool refused() const { return refused_; }
   bool SenderIsInside() const;
 
   // Whether the sender has given the lane up (or is dead), so that it can be freed once Take* finds nothing.
@@ -68,6 +78,7 @@ class LaneReader {
   uint64_t messages_taken_;
   uint64_t message_bytes_taken_;
   bool broken_ = false;
+  bool refused_ = false;  // our own note: the word in the mailbox could be overwritten by the sender
 };
 
 }  // namespace jax_fabric::local

@@ -22,6 +22,9 @@ Result<std::unique_ptr<LaneWriter>> LaneWriter::Claim(std::shared_ptr<Mailbox> m
     lane.owner_incarnation.store(incarnation, std::memory_order_relaxed);
     lane.target.store(0, std::memory_order_relaxed);
     lane.refused.store(0, std::memory_order_relaxed);
+    for (uint32_t slot = 0; slot < kBounceSlots; ++slot) {
+      mailbox->bounce(i, slot).state.store(BounceState::kFree, std::memory_order_relaxed);
+    }
     // Release, with the acquire in LaneReader::Open: who owns it is seen with the state.
     owner.store(LaneOwner(LaneState::kActive, self.pid), std::memory_order_release);
     // Seq_cst: part of the Dekker pairing described at Mailbox::RingIfArmed, before the first slot is filled.
@@ -35,6 +38,7 @@ Result<std::unique_ptr<LaneWriter>> LaneWriter::Claim(std::shared_ptr<Mailbox> m
 
 LaneWriter::LaneWriter(std::shared_ptr<Mailbox> mailbox, uint32_t lane)
     : mailbox_(std::move(mailbox)),
+      lane_(lane),
       owner_(mailbox_->lane_owner(lane)),
       header_(mailbox_->lane(lane)),
       immediates_(mailbox_->immediates(lane)),
@@ -93,6 +97,35 @@ void LaneWriter::PushMessage(const void* source, uint64_t length) {
       MakeSlot(messages_put_, geometry.messages, static_cast<uint32_t>(length)), std::memory_order_seq_cst);
   ++messages_put_;
   mailbox_->RingIfArmed();
+}
+
+std::optional<uint32_t> LaneWriter::FreeBounce() {
+  if (!HasImmediateRoom()) return std::nullopt;
+  for (uint32_t slot = 0; slot < kBounceSlots; ++slot) {
+    // Relaxed: only this thread frees slots.
+    if (mailbox_->bounce(lane_, slot).state.load(std::memory_order_relaxed) == BounceState::kFree) return slot;
+  }
+  return std::nullopt;
+}
+
+void LaneWriter::PushBounce(uint32_t slot, uint64_t key, uint64_t address, const void* source, uint64_t length) {
+  BounceSlot& bounce = mailbox_->bounce(lane_, slot);
+  bounce.key = key;
+  bounce.address = address;
+  bounce.length = static_cast<uint32_t>(length);
+  std::memcpy(bounce.bytes, source, length);
+  // Relaxed: the immediate's store publishes it with the rest.
+  bounce.state.store(BounceState::kFull, std::memory_order_relaxed);
+  PushImmediate(slot, kBounceCount);
+}
+
+BounceState LaneWriter::TakeBounce(uint32_t slot) {
+  std::atomic<BounceState>& state = mailbox_->bounce(lane_, slot).state;
+  // Acquire, with the release in LaneReader::FinishBounce: it has read what we will overwrite, and the payload is in
+  // its memory before the immediate that we will send.
+  const BounceState result = state.load(std::memory_order_acquire);
+  if (result != BounceState::kFull) state.store(BounceState::kFree, std::memory_order_relaxed);
+  return result;
 }
 
 bool LaneWriter::EnterRegion(uint32_t index, uint64_t key) {

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "csrc/base/status.h"
 #include "csrc/engine/domains/local/mailbox.h"
@@ -30,6 +31,13 @@ class LaneWriter {
   bool HasMessageRoom(uint64_t length);
   void PushMessage(const void* source, uint64_t length);
 
+  // A slot to carry a piece of a write in, if one is free and the receiver can be told of it.
+  std::optional<uint32_t> FreeBounce();
+  // `length` is at most kBounceBytes.
+  void PushBounce(uint32_t slot, uint64_t key, uint64_t address, const void* source, uint64_t length);
+  // What the receiver has done with it; the slot is free again unless that is kFull, nothing yet.
+  BounceState TakeBounce(uint32_t slot);
+
   // While a region is entered its owner does not finish to deregister it, nor to remove this domain. False: the key is
   // not (any more) that of the region, or this domain is refused; nothing was entered.
   bool EnterRegion(uint32_t index, uint64_t key);
@@ -40,6 +48,7 @@ class LaneWriter {
   LaneWriter(std::shared_ptr<Mailbox> mailbox, uint32_t lane);
 
   const std::shared_ptr<Mailbox> mailbox_;
+  const uint32_t lane_;
   std::atomic<uint64_t>& owner_;
   LaneHeader& header_;
   Slot* const immediates_;

@@ -5,12 +5,14 @@
 namespace jax_fabric::conformance {
 namespace {
 
-const bool kRegistered = RegisterLocalFabric();
+const bool kRegistered = RegisterLocalFabrics();
 
 INSTANTIATE_TEST_SUITE_P(Local, DomainConformance,
                          testing::Values(ConformanceCase{"local", NodePlacement::kOneThread},
                                          ConformanceCase{"local", NodePlacement::kThreads},
-                                         ConformanceCase{"local", NodePlacement::kProcesses}),
+                                         ConformanceCase{"local", NodePlacement::kProcesses},
+                                         ConformanceCase{"local_process_vm", NodePlacement::kProcesses},
+                                         ConformanceCase{"local_bounced", NodePlacement::kProcesses}),
                          CaseName);
 
 }  // namespace

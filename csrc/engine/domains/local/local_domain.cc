@@ -34,17 +34,14 @@ local::MailboxGeometry GeometryOf(const LocalDomainOptions& options) {
 
 uint64_t LocalDomainOptions::memory_bytes() const {
   const local::MailboxGeometry g = GeometryOf(*this);
-  const uint64_t lane = sizeof(local::LaneHeader) + 8ull * (g.immediates + g.messages) + g.message_bytes;
+  const uint64_t lane = sizeof(local::LaneHeader) + 8ull * (g.immediates + g.messages) + g.message_bytes +
+                        local::kBounceSlots * sizeof(local::BounceSlot);
   return g.lanes * (lane + 8 + local::kPage) + g.regions * sizeof(local::RegionEntry) + 4 * local::kPage;
 }
 
 Result<std::unique_ptr<Domain>> CreateLocalDomain(const LocalDomainOptions& options) {
   JF_ASSIGN_OR_RETURN(std::unique_ptr<Domain> domain, local::LocalDomain::Create(options));
   return domain;
-}
-
-std::string LocalPeerPath(const Domain& domain, PeerId peer) {
-  return static_cast<const local::LocalDomain&>(domain).path(peer);
 }
 
 namespace local {
@@ -117,7 +114,8 @@ void LocalDomain::Unwatch(int fd) {
   if (fd >= 0) epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
 }
 
-std::string LocalDomain::path(PeerId peer) const {
+std::string LocalDomain::peer_path(PeerId peer) const {
+  std::lock_guard lock(peers_mutex_);
   const LocalPeer* found = FindPeer(peer);
   return std::string(found == nullptr ? "not connected" : found->path());
 }

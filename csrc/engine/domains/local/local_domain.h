@@ -2,8 +2,10 @@
 // is one memcpy by the sender, an immediate one 8-byte store into the receiver's mailbox.
 //
 // Memory: peers in the same process reach any registered memory. Peers in other processes reach memory from
-// AllocateShared by mapping it; other memory by process_vm_writev where the kernel allows that (probed once a peer,
-// LocalPeerPath says which); else a write is rejected with words.
+// AllocateShared by mapping it; other memory by process_vm_writev where the kernel allows that
+// (kernel.yama.ptrace_scope, containers and other users may forbid it), else in pieces through slots of the mailbox,
+// which the receiver copies on: two copies instead of one. Which of both is probed once a peer; peer_path() and the log
+// say it.
 #ifndef JAX_FABRIC_ENGINE_DOMAINS_LOCAL_LOCAL_DOMAIN_H_
 #define JAX_FABRIC_ENGINE_DOMAINS_LOCAL_LOCAL_DOMAIN_H_
 
@@ -52,10 +54,6 @@ struct LocalDomainOptions {
 };
 
 Result<std::unique_ptr<Domain>> CreateLocalDomain(const LocalDomainOptions& options);
-
-// How writes reach the peer: "same process", "shared memory and process_vm_writev", "shared memory only" or, before
-// it is ready, "not connected". `domain` must come from CreateLocalDomain; driving thread only.
-std::string LocalPeerPath(const Domain& domain, PeerId peer);
 
 }  // namespace jax_fabric
 

@@ -19,7 +19,7 @@ TEST(LocalDomainBasic, TwoDomainsOneThread) {
   const PeerId to_b = a->AddPeer(b->address()).value();
   EXPECT_EQ(a->AddPeer(b->address()).value(), to_b);
   EXPECT_EQ(a->peer_state(to_b), PeerState::kReady);
-  EXPECT_EQ(LocalPeerPath(*a, to_b), "same process");
+  EXPECT_EQ(a->peer_path(to_b), "same process");
 
   std::vector<std::byte> source(1 << 20), target(1 << 20);
   for (size_t i = 0; i < source.size(); ++i) source[i] = static_cast<std::byte>(i * 7);

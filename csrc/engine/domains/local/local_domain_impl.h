@@ -14,6 +14,7 @@
 
 #include "csrc/base/unique_fd.h"
 #include "csrc/engine/domain.h"
+#include "csrc/engine/domains/local/deferred_write.h"
 #include "csrc/engine/domains/local/fixed_queue.h"
 #include "csrc/engine/domains/local/lane_reader.h"
 #include "csrc/engine/domains/local/local_domain.h"
@@ -31,7 +32,6 @@ class LocalDomain final : public Domain {
   const std::string& name() const override { return options_.name; }
   ByteView address() const override { return address_; }
   const DomainLimits& limits() const override { return limits_; }
-  std::string path(PeerId peer) const;
 
   Result<MemoryRegion> RegisterMemory(void* address, uint64_t length, MemoryKind kind, Access access) override;
   Status DeregisterMemory(const MemoryRegion& region) override;
@@ -39,6 +39,7 @@ class LocalDomain final : public Domain {
   Result<PeerId> AddPeer(ByteView address) override;
   PeerState peer_state(PeerId peer) const override;
   void RemovePeer(PeerId peer) override;
+  std::string peer_path(PeerId peer) const override;
 
   PostResult PostWrite(const WriteRequest& request) override;
   PostResult PostPages(const PagesRequest& request, uint32_t& posted) override;
@@ -52,12 +53,6 @@ class LocalDomain final : public Domain {
   void* MapRemote(PeerId peer, uint64_t remote_address, uint64_t remote_key, uint64_t length) override;
 
  private:
-  // A write that outlives its PostWrite: too long for one slice, or the peer's memory is not mapped yet.
-  struct DeferredWrite {
-    WriteRequest request;
-    bool streaming;
-    uint64_t done = 0;
-  };
   enum class Advance { kFinished, kCopied, kWaiting };
 
   LocalDomain(const LocalDomainOptions& options, ProcessHub& hub, std::shared_ptr<Endpoint> endpoint);
@@ -73,6 +68,10 @@ class LocalDomain final : public Domain {
   void Complete(CompletionKind kind, PeerId peer, uint64_t context, uint64_t length, ErrorCode code,
                 uint32_t count = 1);
   Advance AdvanceWrite(DeferredWrite& write);
+  // The next bytes; kFinished: they cannot be copied, `error` says why.
+  Advance AdvanceCopy(DeferredWrite& write, Error& error);
+  Advance PushBounce(DeferredWrite& write);
+  Advance TakeBounce(DeferredWrite& write, Error& error);
   void FinishWrite(const DeferredWrite& write, ErrorCode code);
   void AdvanceDeferred();
 
@@ -81,6 +80,7 @@ class LocalDomain final : public Domain {
   size_t TakeIncoming(std::span<Completion> out);
   size_t TakeFromLane(LaneReader& lane, std::span<Completion> out);
   Completion Deliver(const LaneReader& lane, ByteView message);
+  void Land(LaneReader& lane, uint32_t slot);
   void RescanLanes();
   void FreeClosingLanes();
   bool SomethingCame() const;
@@ -115,7 +115,7 @@ class LocalDomain final : public Domain {
   std::string last_error_;
 
   // Dense by PeerId; the vector changes under the mutex, which MapRemote takes.
-  std::mutex peers_mutex_;
+  mutable std::mutex peers_mutex_;
   std::vector<std::unique_ptr<LocalPeer>> peers_;
   std::vector<LocalPeer*> live_;  // connecting or ready: what must be looked at, however many have gone
   std::unordered_map<uint64_t, PeerId> peer_by_incarnation_;  // without removed ones

@@ -77,7 +77,13 @@ size_t LocalDomain::TakeFromLane(LaneReader& lane, std::span<Completion> out) {
   }
   uint32_t immediate = 0;
   uint32_t times = 0;
-  while (count < out.size() && lane.TakeImmediate(immediate, times)) {
+  uint32_t landed = 0;
+  while (count < out.size() && landed < kBounceSlots && lane.TakeImmediate(immediate, times)) {
+    if (times == kBounceCount) {
+      Land(lane, immediate);
+      ++landed;
+      continue;
+    }
     Completion completion;
     completion.kind = CompletionKind::kImmediate;
     completion.peer = lane.peer;
@@ -85,8 +91,17 @@ size_t LocalDomain::TakeFromLane(LaneReader& lane, std::span<Completion> out) {
     completion.count = times;
     out[count++] = completion;
   }
-  if (count > 0) lane.PublishTaken();
+  if (count + landed > 0) lane.PublishTaken();
   return count;
+}
+
+void LocalDomain::Land(LaneReader& lane, uint32_t slot) {
+  BounceSlot* bounce = lane.FrontBounce(slot);
+  if (bounce == nullptr) return;
+  // Read once: the sender can change it, and what was checked must be what is used.
+  const uint64_t length = std::min<uint64_t>(*const_cast<const volatile uint32_t*>(&bounce->length), kBounceBytes);
+  const bool landed = !lane.refused() && regions_.Land(bounce->key, bounce->address, {bounce->bytes, length});
+  lane.FinishBounce(*bounce, landed ? BounceState::kLanded : BounceState::kRefused);
 }
 
 Completion LocalDomain::Deliver(const LaneReader& lane, ByteView message) {

@@ -66,7 +66,7 @@ PostResult LocalDomain::PostWrite(const WriteRequest& request) {
     case LocalPeer::Entered::kYes:
       break;
   }
-  if (request.length > options_.slice_bytes) {
+  if (request.length > options_.slice_bytes || peer.bounces()) {
     peer.Leave();
     return Defer(request);
   }
@@ -107,7 +107,11 @@ PostResult LocalDomain::PostPages(const PagesRequest& request, uint32_t& posted)
     if (error.code == ErrorCode::kUnavailable) FailPeer(peer, error.code, std::string(peer.WhyLost()));
     return Reject(std::move(error));
   }
-  if (entered == LocalPeer::Entered::kNotYet) return Domain::PostPages(request, posted);
+  const bool at_once = entered == LocalPeer::Entered::kYes && !peer.bounces();
+  if (!at_once) {
+    if (entered == LocalPeer::Entered::kYes) peer.Leave();
+    return Domain::PostPages(request, posted);
+  }
   if (!regions_.Hold(request.local_key)) {
     peer.Leave();
     return Reject({ErrorCode::kInvalidArgument, "paged write: the source was deregistered while it was posted"});
@@ -184,7 +188,7 @@ PostResult LocalDomain::Defer(const WriteRequest& request) {
   const uint64_t run_bytes = peers_[request.peer]->run.Extend(request.remote_address, request.length);
   const bool streaming =
       run_bytes >= options_.streaming_bytes || request.transfer_bytes >= options_.streaming_pages_bytes;
-  deferred_.Push(DeferredWrite{request, streaming});
+  deferred_.Push({.request = request, .streaming = streaming});
   return PostResult::kPosted;
 }
 
@@ -198,25 +202,14 @@ LocalDomain::Advance LocalDomain::AdvanceWrite(DeferredWrite& write) {
   LocalPeer& peer = *peers_[request.peer];
   bool copied = false;
   if (write.done < request.length) {
-    const uint64_t at = request.remote_address + write.done;
-    const uint64_t count = std::min(options_.slice_bytes, request.length - write.done);
     Error error;
-    const auto entered = peer.Enter(request.remote_key, at, count, error);
-    if (entered == LocalPeer::Entered::kNotYet) return Advance::kWaiting;
-    if (entered == LocalPeer::Entered::kYes) {
-      const Status status =
-          peer.Copy(at, static_cast<const std::byte*>(request.source) + write.done, count, write.streaming);
-      peer.Leave();
-      if (!status.has_value()) error = status.error();
-    }
-    if (error.code != ErrorCode::kUnknown) {
-      last_error_ = error.message;
+    const Advance advance = AdvanceCopy(write, error);
+    if (advance == Advance::kFinished) {
+      last_error_ = std::move(error.message);
       FinishWrite(write, error.code);
-      return Advance::kFinished;
     }
-    write.done += count;
+    if (advance != Advance::kCopied || write.done < request.length) return advance;
     copied = true;
-    if (write.done < request.length) return Advance::kCopied;
   }
   if (request.immediate) {
     // The lane was not full when the write was posted, but may be now.
@@ -224,6 +217,61 @@ LocalDomain::Advance LocalDomain::AdvanceWrite(DeferredWrite& write) {
     peer.lane().PushImmediate(*request.immediate);
   }
   FinishWrite(write, ErrorCode::kOk);
+  return Advance::kFinished;
+}
+
+LocalDomain::Advance LocalDomain::AdvanceCopy(DeferredWrite& write, Error& error) {
+  const WriteRequest& request = write.request;
+  LocalPeer& peer = *peers_[request.peer];
+  if (write.bounce) {
+    const Advance landed = TakeBounce(write, error);
+    if (landed != Advance::kCopied || write.done == request.length) return landed;
+  }
+  const uint64_t at = request.remote_address + write.done;
+  const uint64_t count = std::min(options_.slice_bytes, request.length - write.done);
+  const auto entered = peer.Enter(request.remote_key, at, count, error);
+  if (entered == LocalPeer::Entered::kNotYet) return Advance::kWaiting;
+  if (entered == LocalPeer::Entered::kRefused) return Advance::kFinished;
+  if (peer.bounces()) {
+    peer.Leave();
+    return PushBounce(write);
+  }
+  const Status status =
+      peer.Copy(at, static_cast<const std::byte*>(request.source) + write.done, count, write.streaming);
+  peer.Leave();
+  if (!status.has_value()) {
+    error = status.error();
+    return Advance::kFinished;
+  }
+  write.done += count;
+  return Advance::kCopied;
+}
+
+LocalDomain::Advance LocalDomain::PushBounce(DeferredWrite& write) {
+  const WriteRequest& request = write.request;
+  LaneWriter& lane = peers_[request.peer]->lane();
+  write.bounce = lane.FreeBounce();
+  if (!write.bounce) return Advance::kWaiting;
+  write.bounce_bytes = std::min(kBounceBytes, request.length - write.done);
+  lane.PushBounce(*write.bounce, request.remote_key, request.remote_address + write.done,
+                  static_cast<const std::byte*>(request.source) + write.done, write.bounce_bytes);
+  return Advance::kCopied;
+}
+
+LocalDomain::Advance LocalDomain::TakeBounce(DeferredWrite& write, Error& error) {
+  LocalPeer& peer = *peers_[write.request.peer];
+  const BounceState state = peer.lane().TakeBounce(*write.bounce);
+  if (state == BounceState::kFull) return Advance::kWaiting;
+  write.bounce.reset();
+  if (state == BounceState::kLanded) {
+    write.done += write.bounce_bytes;
+    return Advance::kCopied;
+  }
+  error = {
+      ErrorCode::kPermissionDenied,
+      fmt::format("write to {}: its region was deregistered while the write was on the way, or it has removed this "
+                  "domain",
+                  peer.label())};
   return Advance::kFinished;
 }
 

@@ -5,7 +5,7 @@
 namespace jax_fabric::conformance {
 namespace {
 
-const bool kRegistered = RegisterLocalFabric();
+const bool kRegistered = RegisterLocalFabrics();
 
 INSTANTIATE_TEST_SUITE_P(Local, EngineConformance,
                          ::testing::Values(EngineCase{.fabric = "local", .nics = 1},

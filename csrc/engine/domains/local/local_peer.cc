@@ -29,7 +29,7 @@ LocalPeer::LocalPeer(PeerId id, const LocalAddress& address)
 std::string_view LocalPeer::path() const {
   if (state() != PeerState::kReady) return "not connected";
   if (same_process_) return "same process";
-  return process_vm_ ? "shared memory and process_vm_writev" : "shared memory only";
+  return process_vm_ ? "shared memory and process_vm_writev" : "shared memory and bounce slots";
 }
 
 Status LocalPeer::ConnectWithin(std::shared_ptr<Mailbox> mailbox, const ProcessIdentity& self, uint64_t incarnation) {
@@ -114,19 +114,14 @@ LocalPeer::Entered LocalPeer::Enter(uint64_t key, uint64_t address, uint64_t len
   entered_begin_ = region.address.load(std::memory_order_relaxed);
   entered_length_ = region.length.load(std::memory_order_relaxed);
   entered_mapped_ = same_process_ || length == 0;
+  entered_bounces_ = false;
   entered_shift_ = 0;
   if (entered_mapped_) return Entered::kYes;
 
   const uint64_t memory_id = region.memory_id.load(std::memory_order_relaxed);
   if (memory_id == 0) {
-    if (process_vm_) return Entered::kYes;
-    error = {ErrorCode::kFailedPrecondition,
-             fmt::format("the memory at {:#x} of {} cannot be reached from another process: it was not allocated by "
-                         "jax_fabric.memory.allocate (AllocateShared in C++), and the kernel does not let this process "
-                         "use process_vm_writev on that one (kernel.yama.ptrace_scope, or another user)",
-                         address, label_)};
-    Leave();
-    return Entered::kRefused;
+    entered_bounces_ = !process_vm_;
+    return Entered::kYes;
   }
   const auto mapping = memory_->Find(memory_id, key);
   if (!mapping.has_value() || *mapping == nullptr) {

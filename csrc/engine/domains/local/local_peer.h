@@ -60,6 +60,8 @@ class LocalPeer {
   // `error` says why.
   Entered Enter(uint64_t key, uint64_t address, uint64_t length, Error& error);
   void Leave() { lane_->LeaveRegion(); }
+  // Of the entered region: only its owner can write to it, what goes there must go through bounce slots.
+  bool bounces() const { return entered_bounces_; }
   // Copies into the entered region.
   Status Copy(uint64_t remote_address, const void* source, uint64_t length, bool streaming);
 
@@ -105,6 +107,7 @@ class LocalPeer {
   uint64_t entered_begin_ = 0;
   uint64_t entered_length_ = 0;
   bool entered_mapped_ = false;
+  bool entered_bounces_ = false;
   uint64_t entered_shift_ = 0;
 };
 

@@ -31,8 +31,9 @@ Status Mailbox::SetGeometry(const MailboxGeometry& g) {
   geometry_ = g;
   regions_offset_ = kPage + RoundUp(uint64_t{g.lanes} * sizeof(std::atomic<uint64_t>), kPage);
   lanes_offset_ = regions_offset_ + RoundUp(uint64_t{g.regions} * sizeof(RegionEntry), kPage);
-  lane_stride_ =
-      RoundUp(sizeof(LaneHeader) + (uint64_t{g.immediates} + g.messages) * sizeof(Slot) + g.message_bytes, kPage);
+  bounces_offset_ =
+      RoundUp(sizeof(LaneHeader) + (uint64_t{g.immediates} + g.messages) * sizeof(Slot) + g.message_bytes, kCacheLine);
+  lane_stride_ = RoundUp(bounces_offset_ + kBounceSlots * sizeof(BounceSlot), kPage);
   return {};
 }
 

@@ -32,6 +32,9 @@ class Mailbox {
   std::byte* message_bytes(uint32_t lane) const {
     return reinterpret_cast<std::byte*>(messages(lane) + geometry_.messages);
   }
+  BounceSlot& bounce(uint32_t lane, uint32_t slot) const {
+    return At<BounceSlot>(LaneOffset(lane) + bounces_offset_)[slot];
+  }
 
   bool closed() const {
     // Acquire, with the owner's store in LocalDomain's destructor: what it did before is seen.
@@ -66,6 +69,7 @@ class Mailbox {
   MailboxGeometry geometry_;
   uint64_t regions_offset_ = 0;
   uint64_t lanes_offset_ = 0;
+  uint64_t bounces_offset_ = 0;  // in a lane
   uint64_t lane_stride_ = 0;
   UniqueFd memory_;
   UniqueFd doorbell_;

@@ -2,7 +2,7 @@
 // is a single-producer single-consumer channel from one sending domain to the owner of the mailbox:
 //
 //   [MailboxHeader][owner word x lanes][RegionEntry x regions][lane 0][lane 1]...
-//   lane: [LaneHeader][immediate slots][message slots][message bytes]
+//   lane: [LaneHeader][immediate slots][message slots][message bytes][bounce slots]
 //
 // One lane per sender rather than one ring for all: a sender that dies between claiming and publishing a slot
 // stops nobody else, and a push needs no read-modify-write. The segment is sparse, untouched lanes cost nothing.
@@ -12,11 +12,12 @@
 #define JAX_FABRIC_ENGINE_DOMAINS_LOCAL_MAILBOX_LAYOUT_H_
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 
 namespace jax_fabric::local {
 
-inline constexpr uint64_t kMailboxMagic = 0x32584f424c41464aull;  // "JFALBOX2"
+inline constexpr uint64_t kMailboxMagic = 0x33584f424c41464aull;  // "JFALBOX3"
 inline constexpr uint64_t kCacheLine = 64;
 inline constexpr uint64_t kPage = 4096;
 
@@ -89,6 +90,23 @@ constexpr bool SlotIsFull(uint64_t slot, uint64_t position, uint32_t slots) {
 }
 constexpr uint16_t SlotCount(uint64_t slot) { return static_cast<uint16_t>(slot >> 32); }
 constexpr uint32_t SlotValue(uint64_t slot) { return static_cast<uint32_t>(slot); }
+
+// An immediate slot with this count says that the bounce slot of its value is full.
+inline constexpr uint16_t kBounceCount = 0;
+inline constexpr uint32_t kBounceSlots = 2;  // of a lane: one is filled while the other is emptied
+inline constexpr uint64_t kBounceBytes = 64 * 1024;
+
+// Who changes it: the sender to kFull and back to kFree, the receiver from kFull to one of the others.
+enum class BounceState : uint32_t { kFree = 0, kFull = 1, kLanded = 2, kRefused = 3 };
+
+// A piece of a write to memory that only the receiver can reach, which copies it on.
+struct alignas(kCacheLine) BounceSlot {
+  std::atomic<BounceState> state;
+  uint32_t length;
+  uint64_t key;
+  uint64_t address;
+  alignas(kCacheLine) std::byte bytes[kBounceBytes];
+};
 
 // Where a message of `length` bytes lies in the payload ring when the ring position is `position`, and the position
 // after it. A message never wraps: it starts over at the ring's beginning when it does not fit before the end.

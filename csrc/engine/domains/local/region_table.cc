@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "csrc/base/clock.h"
@@ -61,6 +62,8 @@ Result<MemoryRegion> RegionTable::Add(void* address, uint64_t length, Access acc
   region.length = length;
   region.local_key = region.remote_key = key;
   region.kind = MemoryKind::kHost;
+  record.region = region;
+  record.access = access;
   return region;
 }
 
@@ -103,6 +106,7 @@ Status RegionTable::Invalidate(uint32_t index, const MemoryRegion& region) {
   // Seq_cst: Dekker with LaneWriter::EnterRegion, see there.
   mailbox_->region(index).key.store(0, std::memory_order_seq_cst);
   record.draining_key = key;
+  record.region = {};
   return {};
 }
 
@@ -112,6 +116,7 @@ void RegionTable::RemoveAll() {
     if (mailbox_->region(i).key.exchange(0, std::memory_order_seq_cst) == 0 && records_[i].draining_key == 0) continue;
     [[maybe_unused]] const Status given_up = Drain(i);  // nobody is left to hear of it
     records_[i].file.reset();
+    records_[i].region = {};
   }
 }
 
@@ -181,13 +186,29 @@ void RegionTable::Release(uint64_t key) {
   records_[KeyIndex(key)].holders.fetch_sub(1, std::memory_order_release);
 }
 
+bool RegionTable::Land(uint64_t key, uint64_t address, ByteView bytes) {
+  const uint32_t index = KeyIndex(key);
+  // Held while it is copied, so that the region stays: whoever deregisters it waits for this.
+  std::lock_guard lock(mutex_);
+  if (key == 0 || index >= records_.size()) return false;
+  const Record& record = records_[index];
+  // Unsigned: an address below the region wraps to an offset beyond every size.
+  const uint64_t offset = address - record.region.address;
+  if (record.region.local_key != key || record.access != Access::kRemoteWrite || offset > record.region.length ||
+      bytes.size() > record.region.length - offset) {
+    return false;
+  }
+  if (!bytes.empty()) std::memcpy(reinterpret_cast<std::byte*>(address), bytes.data(), bytes.size());
+  return true;
+}
+
 Result<std::shared_ptr<const SharedMemoryFile>> RegionTable::FileOf(uint64_t key) const {
   const uint32_t index = KeyIndex(key);
   std::lock_guard lock(mutex_);
-  if (key == 0 || index >= records_.size() || mailbox_->region(index).key.load(std::memory_order_relaxed) != key) {
+  if (key == 0 || index >= records_.size() || records_[index].region.local_key != key) {
     return MakeError(ErrorCode::kNotFound, "no region has the key {:#x} (any more)", key);
   }
-  if (mailbox_->region(index).remote_write.load(std::memory_order_relaxed) == 0) {
+  if (records_[index].access != Access::kRemoteWrite) {
     return MakeError(ErrorCode::kPermissionDenied, "the region is not registered with Access::kRemoteWrite");
   }
   if (!records_[index].file) {

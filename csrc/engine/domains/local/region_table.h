@@ -39,6 +39,10 @@ class RegionTable {
   // The memory of a region that is held.
   ByteView Held(uint64_t key) const;
 
+  // Copies what a peer has sent into the region that it named, if it may. Checks against what only this process can
+  // change, not against the table in the mailbox.
+  bool Land(uint64_t key, uint64_t address, ByteView bytes);
+
   // The file behind a region that peers may write; its descriptor goes to a peer that has shown the key.
   Result<std::shared_ptr<const SharedMemoryFile>> FileOf(uint64_t key) const;
 
@@ -48,6 +52,9 @@ class RegionTable {
     std::atomic<uint32_t> holders{kRemoved};
     std::shared_ptr<const SharedMemoryFile> file;  // guarded by mutex_
     uint64_t draining_key = 0;                     // guarded by mutex_: invalid, but a peer may still be inside
+    // As registered, without a key otherwise. Guarded by mutex_.
+    MemoryRegion region;
+    Access access = Access::kLocalOnly;
   };
   static constexpr uint32_t kRemoved = 1u << 31;
 

@@ -45,6 +45,8 @@ class SimulatedDomain final : public Domain {
   Result<PeerId> AddPeer(ByteView address) override;
   PeerState peer_state(PeerId peer) const override;
   void RemovePeer(PeerId peer) override;
+  std::string peer_path(PeerId) const override { return "simulated network"; }
+
   PostResult PostWrite(const WriteRequest& request) override;
   PostResult PostSend(const SendRequest& request) override;
   PostResult PostReceive(const ReceiveRequest& request) override;

@@ -187,32 +187,54 @@ def go_on_apart() -> dict[str, Any]:
 
 RETURNING = 1
 STEPS_OF_EACH = 4
-FIRST_LIFE = "RECOVERY_TEST_FIRST_LIFE"
+LIFE = "RECOVERY_TEST_LIFE"
+# For a process to start in, and for the others to find that it has died while they took it back.
+REJOIN_S = 15.0
 
 
-def come_back(seed: int) -> dict[str, Any]:
-    """Three processes: one of them is killed, the others go on, it comes back."""
+def come_back(seed: int, deaths: Sequence[str]) -> dict[str, Any]:
+    """Three processes: one of them is killed, the others go on, it comes back.
+
+    Args:
+      seed: of when it is killed.
+      deaths: how its lives end, before the last one: "running", or "member": as soon as the others
+        have taken it back.
+    """
     if int(os.environ["JAX_PROCESS_ID"]) != RETURNING:
         return live()
-    if FIRST_LIFE in os.environ:
-        return live(killed_by_seed=seed)
-    # Its first life is a process of its own, whose end the launcher does not see.
+    if LIFE in os.environ:
+        number = int(os.environ[LIFE])
+        return live(is_back=number > 0, death=deaths[number], seed=seed + number)
+    # Each is a process of its own, whose end the launcher does not see.
     mine = json.loads(sys.argv[1]) | {"parent": os.getpid()}
     again = [sys.executable, "-m", "jax_fabric.testing.launch_child", json.dumps(mine)]
-    first = subprocess.run(again, env=os.environ | {FIRST_LIFE: "1"}, check=False)
-    assert first.returncode == -signal.SIGKILL, first.returncode
+    for number in range(len(deaths)):
+        life = subprocess.run(again, env=os.environ | {LIFE: str(number)}, check=False)
+        assert life.returncode == -signal.SIGKILL, (number, life.returncode)
     return live(is_back=True)
 
 
-def live(*, is_back: bool = False, killed_by_seed: int | None = None) -> dict[str, Any]:
+def go_on(fabric: jf.Fabric, step: int, rejoin: Sequence[int] = ()) -> jf.Membership:
+    """What recover's docstring says: who comes back may die while it is taken back."""
+    try:
+        return fabric.recover(step=step, rejoin=rejoin, timeout_s=REJOIN_S)
+    except TimeoutError:
+        return fabric.recover(step=step, timeout_s=REJOIN_S)
+
+
+def live(*, is_back: bool = False, death: str = "", seed: int = 0) -> dict[str, Any]:
     """A loop of steps: with all, without the process that is killed, and with all again."""
     initialize()
     inputs = Inputs(len(jax.devices()))
     mesh = jax.make_mesh((inputs.ranks,), ("ep",))
     if not is_back:
         jf.Fabric(mesh, timeout_s=DEADLINE_S).close()  # the next one is what it comes back to
-    fabric = jf.Fabric(mesh, timeout_s=DEADLINE_S, rejoin=is_back)
+    # The others may be busy with its former life when it comes.
+    timeout_s = 3 * DEADLINE_S if is_back else DEADLINE_S
+    fabric = jf.Fabric(mesh, timeout_s=timeout_s, rejoin=is_back)
     membership = fabric.membership
+    if death == "member":
+        os.kill(os.getpid(), signal.SIGKILL)
     on, other = (open_context(fabric, inputs, private_tokens=rows) for rows in (TOKENS, 2))
 
     def stack(x, e, w):
@@ -238,20 +260,21 @@ def live(*, is_back: bool = False, killed_by_seed: int | None = None) -> dict[st
         for number, (got, want) in enumerate(results):
             on.assert_equal(got, want, f"step {step} launch {number}")
 
-    found: dict[str, Any] = {"members": [membership.processes], "first_step": membership.step}
-    step = membership.step
+    found: dict[str, Any] = {"members": [membership.processes], "errors": []}
+    step = found["first_step"] = membership.step
     while step < 3 * STEPS_OF_EACH:
-        if killed_by_seed is not None and step == STEPS_OF_EACH:
-            die_soon(killed_by_seed)
+        if death and step == (2 if is_back else 1) * STEPS_OF_EACH:
+            die_soon(seed)
         try:
             if step == 2 * STEPS_OF_EACH and len(membership.processes) == 2:
-                membership = fabric.recover(step=step, rejoin=[RETURNING], timeout_s=60)
+                membership = go_on(fabric, step, rejoin=[RETURNING])
                 found["members"].append(membership.processes)
+                continue
             run_step(step)
             step += 1
         except (jax.errors.JaxRuntimeError, ValueError) as error:
-            found["error"] = str(error)
-            membership = fabric.recover(step=step)
+            found["errors"].append(str(error))
+            membership = go_on(fabric, step)
             found["members"].append(membership.processes)
             step = membership.step
     fabric.check()

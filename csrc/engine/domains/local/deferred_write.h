@@ -13,6 +13,7 @@ namespace jax_fabric::local {
 struct DeferredWrite {
   WriteRequest request;
   bool streaming;
+  bool bounces;
   uint64_t done = 0;                    // bytes that are there
   std::optional<uint32_t> bounce = {};  // slot in which the next bytes are on the way
   uint64_t bounce_bytes = 0;

@@ -10,6 +10,8 @@ namespace {
 // Of pages that one PostPages copies: much against what it costs besides, little against what others may wait.
 constexpr uint64_t kPagesBytes = 128 * 1024;
 constexpr uint64_t kMostPages = 256;
+// Writes to one peer: twice what is on the way. More would only be looked at in vain.
+constexpr uint32_t kMostBounced = 2 * kBounceSlots;
 
 }  // namespace
 
@@ -68,7 +70,7 @@ PostResult LocalDomain::PostWrite(const WriteRequest& request) {
   }
   if (request.length > options_.slice_bytes || peer.bounces()) {
     peer.Leave();
-    return Defer(request);
+    return peer.bounces() && peer.bounced_writes == kMostBounced ? PostResult::kAgain : Defer(request);
   }
   const bool streaming = request.transfer_bytes >= options_.streaming_pages_bytes;
   const Status copied = peer.Copy(request.remote_address, request.source, request.length, streaming);
@@ -185,14 +187,17 @@ PostResult LocalDomain::Defer(const WriteRequest& request) {
     return Reject({ErrorCode::kInvalidArgument, "write: the source was deregistered while the write was posted"});
   }
   ++outstanding_;
-  const uint64_t run_bytes = peers_[request.peer]->run.Extend(request.remote_address, request.length);
+  LocalPeer& peer = *peers_[request.peer];
+  const uint64_t run_bytes = peer.run.Extend(request.remote_address, request.length);
   const bool streaming =
       run_bytes >= options_.streaming_bytes || request.transfer_bytes >= options_.streaming_pages_bytes;
-  deferred_.Push({.request = request, .streaming = streaming});
+  if (peer.bounces()) ++peer.bounced_writes;
+  deferred_.Push({.request = request, .streaming = streaming, .bounces = peer.bounces()});
   return PostResult::kPosted;
 }
 
 void LocalDomain::FinishWrite(const DeferredWrite& write, ErrorCode code) {
+  if (write.bounces) --peers_[write.request.peer]->bounced_writes;
   if (write.request.length > 0) regions_.Release(write.request.local_key);
   Complete(CompletionKind::kWrite, write.request.peer, write.request.context, write.request.length, code);
 }

@@ -60,7 +60,7 @@ class LocalPeer {
   // `error` says why.
   Entered Enter(uint64_t key, uint64_t address, uint64_t length, Error& error);
   void Leave() { lane_->LeaveRegion(); }
-  // Of the entered region: only its owner can write to it, what goes there must go through bounce slots.
+  // Of the region entered last: only its owner can write to it, what goes there must go through bounce slots.
   bool bounces() const { return entered_bounces_; }
   // Copies into the entered region.
   Status Copy(uint64_t remote_address, const void* source, uint64_t length, bool streaming);
@@ -74,6 +74,7 @@ class LocalPeer {
 
   // Of the long writes posted to it.
   WriteRun run;
+  uint32_t bounced_writes = 0;  // that are on the way
   // What was answered with kAgain because the lane was full. The peer cannot wake us when there is room.
   bool starved_of_immediates = false;
   std::optional<uint64_t> starved_of_message;  // of this length

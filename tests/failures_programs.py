@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import time
@@ -233,14 +234,22 @@ def moe_tokens(moe: jf.moe.ExpertParallel, x: Any, e: Any, w: Any) -> Any:
     return moe.dispatch(x, e, w).tokens
 
 
-def overflow() -> dict[str, Any]:
-    """More rows than rank 1 has room for."""
+def overflow(*, batched: bool = False) -> dict[str, Any]:
+    """More rows than rank 1 has room for; batched: in the second of two elements, under vmap."""
     inputs = Inputs(len(jax.devices()))
     experts = np.full_like(inputs.experts, inputs.experts_in_all // inputs.ranks + 1)
+    if batched:
+        experts[:, : experts.shape[1] // 2] = -1
+
+    def halves(each: jax.Array) -> jax.Array:
+        return each.reshape(2, -1, each.shape[-1])
 
     def call() -> Any:
         with ranks(inputs, capacity=5) as on:
-            f = on.jit(lambda x, e, w: moe_tokens(on.moe, x, e, w))
+            tokens = functools.partial(moe_tokens, on.moe)
+            f = on.jit(tokens)
+            if batched:
+                f = on.jit(lambda *each: jax.vmap(tokens)(*map(halves, each)))
             return jax.block_until_ready(f(*map(on.place, (inputs.x, experts, inputs.weights))))
 
     error, seconds = error_of(call)
@@ -255,6 +264,7 @@ def run_all() -> dict[str, Any]:
         ("dispatch", lambda: absent(0, "dispatch")),
         ("disagree", disagree),
         ("overflow", overflow),
+        ("batched overflow", lambda: overflow(batched=True)),
     ):
         begin = time.monotonic()
         try:

@@ -152,10 +152,18 @@ class DisagreementTest(parameterized.TestCase):
 
     def test_overflow_is_raised_on_every_rank(self):
         for outcome in outcomes():
-            self.assertIn(
-                "18 rows were routed to the experts of rank 1", outcome["overflow"]["error"]
-            )
-            self.assertIn("capacity=5 rows", outcome["overflow"]["error"])
+            error = outcome["overflow"]["error"]
+            self.assertIn("18 rows were routed to the experts of rank 1", error)
+            self.assertIn("capacity=5 rows", error)
+
+    def test_overflow_of_an_element_is_raised_where_it_is_known(self):
+        """See ``ExpertParallelConfig.on_overflow``."""
+        for process, outcome in enumerate(outcomes()):
+            error = outcome["batched overflow"]["error"]
+            if process == 1:
+                self.assertRegex(error, "element 1 of a batch of 2 has 4 rows more for rank 1 than")
+            else:
+                self.assertEqual(error, "")
 
 
 def mesh_of(count, axis="ep"):

@@ -93,7 +93,7 @@ Error Channel::NameBlockedTurn() const {
   }
   return Error{ErrorCode::kDeadlineExceeded,
                fmt::format("moe (channel {}): a call on rank {} waited {} s for its turn: call {} {}", index_,
-                           peers_.rank, config_.timeout_us * 1e-6, finished_ + 1, state)};
+                           peers_.rank, config_.timeout_us / 1e6, finished_ + 1, state)};
 }
 
 Error Channel::NameAbsentRanks(const Error& cause) const {
@@ -108,10 +108,10 @@ Error Channel::NameAbsentRanks(const Error& cause) const {
   if (count == 0) {
     return Error{cause.code, fmt::format("{}: rank {} waited {} s. All messages are here, and a rank has not told that "
                                          "its is complete. {}",
-                                         NameOfCurrent(), peers_.rank, config_.timeout_us * 1e-6, cause.message)};
+                                         NameOfCurrent(), peers_.rank, config_.timeout_us / 1e6, cause.message)};
   }
   return Error{cause.code, fmt::format("{}: rank {} waited {} s for rank(s) {}; {} of {} ranks came. {}",
-                                       NameOfCurrent(), peers_.rank, config_.timeout_us * 1e-6, absent,
+                                       NameOfCurrent(), peers_.rank, config_.timeout_us / 1e6, absent,
                                        config_.PresentRanks() - count, config_.PresentRanks(), cause.message)};
 }
 
@@ -120,7 +120,7 @@ Error Channel::NameLeader(const Error& cause) const {
       cause.code,
       fmt::format("moe (channel {}): rank {} waited {} s for rank {} to start the same call. Do all ranks run the "
                   "same program? {}",
-                  index_, peers_.rank, config_.timeout_us * 1e-6, leader_, cause.message)};
+                  index_, peers_.rank, config_.timeout_us / 1e6, leader_, cause.message)};
 }
 
 std::string Channel::NameOfPending() const {

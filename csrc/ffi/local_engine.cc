@@ -69,7 +69,7 @@ Status LocalEngine::CloseMoeContexts(int64_t handle, int64_t timeout_us) {
     if (handles_[i] != handle || contexts_[i]->Close(deadline)) continue;
     return MakeError(ErrorCode::kDeadlineExceeded,
                      "expert-parallel context {} is still in use {} s after it was closed: close the fabric", handle,
-                     timeout_us * 1e-6);
+                     timeout_us / 1e6);
   }
   for (size_t i = contexts_.size(); i-- > 0;) {
     if (handles_[i] != handle) continue;

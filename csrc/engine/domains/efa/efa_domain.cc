@@ -49,7 +49,8 @@ EfaDomain::EfaDomain(const EfaDomainOptions& options, std::unique_ptr<FabricEndp
       splits_(options.provider.find("ofi_rxm") != std::string::npos),
       incarnation_(incarnation),
       name_(fmt::format("efa:{}", endpoint_->info().domain_attr->name)),
-      memory_(*endpoint_, incarnation, options.device_memory),
+      registrar_(*endpoint_, incarnation, options.device_memory),
+      memory_(registrar_, incarnation),
       loopback_(memory_),
       // Twice: what a lost peer leaves with the provider must not keep the others from posting.
       operations_(2 * size_t{options.max_outstanding}),
@@ -63,7 +64,7 @@ EfaDomain::EfaDomain(const EfaDomainOptions& options, std::unique_ptr<FabricEndp
   const fi_info& info = endpoint_->info();
   limits_.max_write_bytes = std::min<uint64_t>(kMaxWriteBytes, info.ep_attr->max_msg_size);
   limits_.max_message_bytes =
-      std::min<uint64_t>(options.max_message_bytes, info.ep_attr->max_msg_size - WireMessage::kOverhead);
+      std::min<uint64_t>(options.max_message_bytes, info.ep_attr->max_msg_size - nic::WireMessage::kOverhead);
   limits_.max_region_bytes = ~uint64_t{0};
   const auto depth = static_cast<uint32_t>(info.tx_attr->size);
   limits_.max_outstanding = std::min(options.max_outstanding,
@@ -75,7 +76,7 @@ EfaDomain::EfaDomain(const EfaDomainOptions& options, std::unique_ptr<FabricEndp
 
 Status EfaDomain::Start() {
   // What comes has to fit, whatever size of messages the other side has been told.
-  const size_t bytes = WireMessage::kOverhead + std::max<uint64_t>(limits_.max_message_bytes, 2048);
+  const size_t bytes = nic::WireMessage::kOverhead + std::max<uint64_t>(limits_.max_message_bytes, 2048);
   send_buffers_ = std::make_unique<MessageBuffers>(memory_, bytes);
   receive_buffers_ = std::make_unique<MessageBuffers>(memory_, bytes);
   JF_ASSIGN_OR_RETURN(scratch_region_,
@@ -96,13 +97,13 @@ void EfaDomain::Leave() {
   removals_.clear();
   for (const auto& [incarnation, remote] : remotes_) {
     if (remote->gone) continue;
-    WireMessage message;
-    message.kind = WireMessage::Kind::kGoodbye;
+    nic::WireMessage message;
+    message.kind = nic::WireMessage::Kind::kGoodbye;
     message.attempt = remote->inbound_attempt;
     if (remote->inbound) {
       removals_.push_back({Completion::kUnknownPeer, remote.get(), remote->inbound_attempt, 0});
     } else {
-      message.kind = WireMessage::Kind::kLeaving;
+      message.kind = nic::WireMessage::Kind::kLeaving;
     }
     Send(*remote, message);
   }

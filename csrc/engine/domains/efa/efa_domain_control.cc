@@ -14,10 +14,10 @@ constexpr uint32_t kReceivesAtLeast = 64;
 
 }  // namespace
 
-void EfaDomain::Send(Remote& remote, WireMessage message) {
+void EfaDomain::Send(Remote& remote, nic::WireMessage message) {
   message.from = incarnation_;
   message.to = remote.incarnation;
-  Bytes bytes(WireMessage::kOverhead + message.payload.size());
+  Bytes bytes(nic::WireMessage::kOverhead + message.payload.size());
   bytes.resize(message.Write(bytes, options_.key.get()));
   if (remote.outbox.empty() && TrySend(remote, bytes)) return;
   if (remote.outbox.size() >= kOutboxMessages) return;  // as if it got lost
@@ -73,9 +73,9 @@ void EfaDomain::PostReceives() {
 
 bool EfaDomain::OnMessage(MessageBuffer& buffer, size_t bytes) {
   const auto message =
-      WireMessage::Read(ByteView(buffer.bytes).first(std::min(bytes, buffer.bytes.size())), options_.key.get());
+      nic::WireMessage::Read(ByteView(buffer.bytes).first(std::min(bytes, buffer.bytes.size())), options_.key.get());
   if (!message.has_value()) return false;
-  if (message->kind == WireMessage::Kind::kHandshake) {
+  if (message->kind == nic::WireMessage::Kind::kHandshake) {
     OnHandshake(*message);
     return false;
   }
@@ -84,7 +84,7 @@ bool EfaDomain::OnMessage(MessageBuffer& buffer, size_t bytes) {
   Remote& remote = *found->second;
   remote.silence_ns = 0;
   remote.errors = 0;
-  if (message->kind != WireMessage::Kind::kUser) {
+  if (message->kind != nic::WireMessage::Kind::kUser) {
     OnControl(remote, *message);
     return false;
   }
@@ -97,13 +97,13 @@ bool EfaDomain::OnMessage(MessageBuffer& buffer, size_t bytes) {
 
 void EfaDomain::SendHandshake(Remote& remote, const HandshakeDatagram& datagram) {
   const Bytes bytes = datagram.Serialize();
-  WireMessage message;
-  message.kind = WireMessage::Kind::kHandshake;
+  nic::WireMessage message;
+  message.kind = nic::WireMessage::Kind::kHandshake;
   message.payload = bytes;
   Send(remote, message);
 }
 
-void EfaDomain::OnHandshake(const WireMessage& message) {
+void EfaDomain::OnHandshake(const nic::WireMessage& message) {
   const auto datagram = HandshakeDatagram::Parse(message.payload);
   if (!datagram.has_value()) return;
   if (datagram->kind == HandshakeDatagram::Kind::kHello) return OnHello(*datagram);
@@ -134,20 +134,20 @@ void EfaDomain::OnHello(const HandshakeDatagram& hello) {
 }
 
 void EfaDomain::Ping(EfaPeer& peer) {
-  WireMessage message;
-  message.kind = WireMessage::Kind::kPing;
+  nic::WireMessage message;
+  message.kind = nic::WireMessage::Kind::kPing;
   message.attempt = static_cast<uint64_t>(&peer - peers_.data()) + 1;
   message.value = ++peer.pings;
   Send(*peer.remote, message);
 }
 
-void EfaDomain::OnControl(Remote& remote, const WireMessage& message) {
-  using Kind = WireMessage::Kind;
+void EfaDomain::OnControl(Remote& remote, const nic::WireMessage& message) {
+  using Kind = nic::WireMessage::Kind;
   const bool known = message.attempt > 0 && message.attempt <= peers_.size() &&
                      peers_[message.attempt - 1].incarnation == remote.incarnation;
   switch (message.kind) {
     case Kind::kPing: {
-      WireMessage pong;
+      nic::WireMessage pong;
       pong.kind = Kind::kPong;
       pong.attempt = message.attempt;
       pong.value = message.value;
@@ -180,15 +180,15 @@ void EfaDomain::OnControl(Remote& remote, const WireMessage& message) {
 }
 
 void EfaDomain::OnGoodbye(Remote& remote, uint64_t attempt) {
-  WireMessage answer;
-  answer.kind = WireMessage::Kind::kQuiesced;
+  nic::WireMessage answer;
+  answer.kind = nic::WireMessage::Kind::kQuiesced;
   answer.attempt = attempt;
   if (attempt > 0 && attempt <= peers_.size() && peers_[attempt - 1].incarnation == remote.incarnation) {
     EfaPeer& peer = peers_[attempt - 1];
     FailPeer(static_cast<PeerId>(attempt - 1), ErrorCode::kUnavailable, "it has removed this domain");
     if (peer.in_flight > 0) {
       peer.quiesce = true;
-      answer.kind = WireMessage::Kind::kPong;  // still here, and not done
+      answer.kind = nic::WireMessage::Kind::kPong;  // still here, and not done
     }
   }
   Send(remote, answer);

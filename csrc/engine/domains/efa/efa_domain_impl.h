@@ -15,11 +15,12 @@
 #include "csrc/engine/domains/efa/efa_domain.h"
 #include "csrc/engine/domains/efa/efa_peer.h"
 #include "csrc/engine/domains/efa/fabric_endpoint.h"
-#include "csrc/engine/domains/efa/loopback.h"
-#include "csrc/engine/domains/efa/memory_table.h"
+#include "csrc/engine/domains/efa/fabric_registrar.h"
 #include "csrc/engine/domains/efa/message_buffers.h"
 #include "csrc/engine/domains/efa/operation.h"
-#include "csrc/engine/domains/efa/wire_message.h"
+#include "csrc/engine/domains/nic/loopback.h"
+#include "csrc/engine/domains/nic/memory_table.h"
+#include "csrc/engine/domains/nic/wire_message.h"
 #include "csrc/engine/handshake.h"
 
 namespace jax_fabric::efa {
@@ -119,15 +120,15 @@ class EfaDomain final : public Domain {
   void KeepRemotes(int64_t elapsed_ns);
 
   // efa_domain_control.cc
-  void Send(Remote& remote, WireMessage message);
+  void Send(Remote& remote, nic::WireMessage message);
   bool TrySend(Remote& remote, ByteView bytes);
   void FlushOutboxes();
   void PostReceives();
   // Whether the buffer is kept.
   bool OnMessage(MessageBuffer& buffer, size_t bytes);
-  void OnHandshake(const WireMessage& message);
+  void OnHandshake(const nic::WireMessage& message);
   void OnHello(const HandshakeDatagram& hello);
-  void OnControl(Remote& remote, const WireMessage& message);
+  void OnControl(Remote& remote, const nic::WireMessage& message);
   void OnGoodbye(Remote& remote, uint64_t attempt);
   void OnLeaving(Remote& remote, bool quiesced);
   void SendHandshake(Remote& remote, const HandshakeDatagram& datagram);
@@ -144,8 +145,9 @@ class EfaDomain final : public Domain {
   DomainLimits limits_;
   Bytes address_;
   std::string last_error_;
-  MemoryTable memory_;
-  Loopback loopback_;
+  FabricRegistrar registrar_;
+  nic::MemoryTable memory_;
+  nic::Loopback loopback_;
   std::unique_ptr<MessageBuffers> send_buffers_;
   std::unique_ptr<MessageBuffers> receive_buffers_;
   OperationPool operations_;

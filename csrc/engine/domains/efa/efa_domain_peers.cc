@@ -189,8 +189,8 @@ void EfaDomain::KeepPeers(int64_t now_ns) {
   for (Removal& removal : removals_) {
     if (now_ns < removal.next_ns) continue;
     removal.next_ns = now_ns + interval_ns;
-    WireMessage message;
-    message.kind = WireMessage::Kind::kGoodbye;
+    nic::WireMessage message;
+    message.kind = nic::WireMessage::Kind::kGoodbye;
     message.attempt = removal.attempt;
     Send(*removal.remote, message);
   }

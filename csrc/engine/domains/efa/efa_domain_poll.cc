@@ -109,8 +109,8 @@ void EfaDomain::Release(Operation& operation) {
   EfaPeer& peer = peers_[id];
   if (--peer.in_flight > 0 || !peer.quiesce) return;
   peer.quiesce = false;
-  WireMessage message;
-  message.kind = WireMessage::Kind::kQuiesced;
+  nic::WireMessage message;
+  message.kind = nic::WireMessage::Kind::kQuiesced;
   message.attempt = uint64_t{id} + 1;
   Send(remote, message);
 }
@@ -190,7 +190,7 @@ size_t EfaDomain::ReadReceiveQueue(std::span<Completion> out) {
 }
 
 void EfaDomain::AdvanceLoopback() {
-  const LoopbackWrite* write = loopback_.Advance();
+  const nic::LoopbackWrite* write = loopback_.Advance();
   if (write == nullptr) return;
   Completion completion;
   completion.peer = write->peer;

@@ -40,7 +40,7 @@ PostResult EfaDomain::PostWrite(const WriteRequest& request) {
   }
   if (peers_[request.peer].remote == nullptr) return PostToSelf(request);
   uint64_t provider_key = 0;
-  if (!OpenRemoteKey(request.remote_key, peers_[request.peer].incarnation, provider_key)) {
+  if (!nic::OpenRemoteKey(request.remote_key, peers_[request.peer].incarnation, provider_key)) {
     return Reject(fmt::format("write to peer {}: the remote key {:#x} is none that it gives for writes", request.peer,
                               request.remote_key));
   }
@@ -74,7 +74,7 @@ PostResult EfaDomain::PostPages(const PagesRequest& request, uint32_t& posted) {
   const PostResult check = CheckPeer("write", request.peer);
   if (check != PostResult::kPosted) return check;
   if (page.length > limits_.max_write_bytes ||
-      !OpenRemoteKey(page.remote_key, peers_[page.peer].incarnation, provider_key)) {
+      !nic::OpenRemoteKey(page.remote_key, peers_[page.peer].incarnation, provider_key)) {
     return PostWrite(page);  // says what is wrong
   }
   for (; posted < count; ++posted) {
@@ -95,7 +95,8 @@ PostResult EfaDomain::PostOne(const WriteRequest& request, uint64_t provider_key
   const bool empty = request.length == 0;
   const void* source = empty ? scratch_.data() : request.source;
   const char* why = nullptr;
-  HeldRegion* region = memory_.Hold(empty ? scratch_region_.local_key : request.local_key, source, request.length, why);
+  nic::HeldRegion* region =
+      memory_.Hold(empty ? scratch_region_.local_key : request.local_key, source, request.length, why);
   if (region == nullptr)
     return Reject(fmt::format("write of {} bytes from {}: {}", request.length, request.source, why));
   Operation* operation = operations_.Take(Operation::Kind::kWrite);
@@ -131,8 +132,10 @@ PostResult EfaDomain::PostOne(const WriteRequest& request, uint64_t provider_key
 int64_t EfaDomain::WriteMessage(Operation& operation, const void* source, uint64_t length, uint64_t flags) {
   iovec local{const_cast<void*>(source), length};
   fi_rma_iov remote{operation.remote_address, length, operation.provider_key};
-  fi_msg_rma message{
-      &local, &operation.region->descriptor, 1, operation.remote->address, &remote, 1, &operation, operation.immediate};
+  fi_msg_rma message{&local,     &operation.region->registration.descriptor,
+                     1,          operation.remote->address,
+                     &remote,    1,
+                     &operation, operation.immediate};
   return fi_writemsg(endpoint_->ep(), &message, kWriteFlags | flags);
 }
 
@@ -165,7 +168,7 @@ bool EfaDomain::PostImmediate(Operation& operation) {
 }
 
 PostResult EfaDomain::PostToSelf(const WriteRequest& request) {
-  LoopbackWrite write;
+  nic::LoopbackWrite write;
   write.peer = request.peer;
   write.context = request.context;
   write.source = static_cast<const std::byte*>(request.source);
@@ -173,7 +176,7 @@ PostResult EfaDomain::PostToSelf(const WriteRequest& request) {
   write.immediate = request.immediate;
   uint64_t provider_key = 0;
   const char* why = "the remote key is none that this domain gives for writes";
-  if (OpenRemoteKey(request.remote_key, incarnation_, provider_key)) {
+  if (nic::OpenRemoteKey(request.remote_key, incarnation_, provider_key)) {
     write.target_region = memory_.HoldTarget(provider_key, request.remote_address, request.length, why);
   }
   if (write.target_region != nullptr && request.length > 0) {
@@ -203,7 +206,7 @@ PostResult EfaDomain::PostSend(const SendRequest& request) {
   if (peer.remote == nullptr) return SendToSelf(request);
   if (peer.sent - peer.taken >= peer.credits) return PostResult::kAgain;
   const char* why = nullptr;
-  HeldRegion* region = nullptr;
+  nic::HeldRegion* region = nullptr;
   if (request.length > 0) {
     region = memory_.Hold(request.local_key, request.source, request.length, why);
     if (region != nullptr && region->kind != MemoryKind::kHost) why = "messages lie in host memory";
@@ -218,8 +221,8 @@ PostResult EfaDomain::PostSend(const SendRequest& request) {
     return Reject(taken.error().message);
   }
   MessageBuffer& buffer = **taken;
-  WireMessage message;
-  message.kind = WireMessage::Kind::kUser;
+  nic::WireMessage message;
+  message.kind = nic::WireMessage::Kind::kUser;
   message.from = incarnation_;
   message.to = peer.incarnation;
   message.attempt = uint64_t{request.peer} + 1;
@@ -255,7 +258,7 @@ PostResult EfaDomain::SendToSelf(const SendRequest& request) {
   if (own_held_ >= options_.message_credits) return PostResult::kAgain;
   const char* why = nullptr;
   if (request.length > 0) {
-    HeldRegion* region = memory_.Hold(request.local_key, request.source, request.length, why);
+    nic::HeldRegion* region = memory_.Hold(request.local_key, request.source, request.length, why);
     if (region == nullptr) return Reject(fmt::format("message of {} bytes: {}", request.length, why));
     memory_.Release(*region);
   }
@@ -278,7 +281,7 @@ PostResult EfaDomain::SendToSelf(const SendRequest& request) {
 PostResult EfaDomain::PostReceive(const ReceiveRequest& request) {
   if (receives_.size() >= limits_.max_receives) return PostResult::kAgain;
   const char* why = nullptr;
-  HeldRegion* region = memory_.Hold(request.local_key, request.target, request.length, why);
+  nic::HeldRegion* region = memory_.Hold(request.local_key, request.target, request.length, why);
   if (region != nullptr && region->kind != MemoryKind::kHost) why = "messages lie in host memory";
   if (region != nullptr) memory_.Release(*region);  // the CPU copies, whatever the provider knows of it
   if (why != nullptr) return Reject(fmt::format("receive of {} bytes at {}: {}", request.length, request.target, why));
@@ -321,8 +324,8 @@ void EfaDomain::Deliver(const HeldMessage& message, const ReceiveRequest& receiv
       ++remote->taken;
       if (remote->taken - remote->taken_reported >= std::max(1u, options_.message_credits / 4)) {
         remote->taken_reported = remote->taken;
-        WireMessage credit;
-        credit.kind = WireMessage::Kind::kCredit;
+        nic::WireMessage credit;
+        credit.kind = nic::WireMessage::Kind::kCredit;
         credit.attempt = message.attempt;
         credit.taken = remote->taken;
         Send(*remote, credit);

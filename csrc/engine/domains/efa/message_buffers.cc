@@ -31,7 +31,7 @@ Status MessageBuffers::Grow() {
   for (size_t i = 0; i < kBuffersPerChunk; ++i) {
     MessageBuffer& buffer = chunk->buffers[i];
     buffer.bytes = {chunk->memory.get() + i * bytes_, bytes_};
-    buffer.descriptor = chunk->held->descriptor;
+    buffer.descriptor = chunk->held->registration.descriptor;
     buffer.operation.buffer = &buffer;
     free_.push_back(&buffer);
   }

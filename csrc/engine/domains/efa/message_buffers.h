@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "csrc/base/status.h"
-#include "csrc/engine/domains/efa/memory_table.h"
 #include "csrc/engine/domains/efa/operation.h"
+#include "csrc/engine/domains/nic/memory_table.h"
 
 namespace jax_fabric::efa {
 
@@ -22,7 +22,7 @@ struct MessageBuffer {
 
 class MessageBuffers {
  public:
-  MessageBuffers(MemoryTable& memory, size_t bytes) : memory_(memory), bytes_(bytes) {}
+  MessageBuffers(nic::MemoryTable& memory, size_t bytes) : memory_(memory), bytes_(bytes) {}
   // The provider must not use them any more.
   ~MessageBuffers();
 
@@ -33,14 +33,14 @@ class MessageBuffers {
   struct Chunk {
     std::unique_ptr<std::byte[]> memory;
     MemoryRegion region;
-    HeldRegion* held = nullptr;
+    nic::HeldRegion* held = nullptr;
     std::vector<MessageBuffer> buffers;
   };
   static constexpr size_t kBuffersPerChunk = 64;
 
   Status Grow();
 
-  MemoryTable& memory_;
+  nic::MemoryTable& memory_;
   const size_t bytes_;
   std::vector<std::unique_ptr<Chunk>> chunks_;
   std::vector<MessageBuffer*> free_;

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "csrc/engine/domain.h"
-#include "csrc/engine/domains/efa/memory_table.h"
+#include "csrc/engine/domains/nic/memory_table.h"
 
 namespace jax_fabric::efa {
 
@@ -26,7 +26,7 @@ struct Operation {
   uint64_t context = 0;
   uint64_t length = 0;
   Remote* remote = nullptr;
-  HeldRegion* region = nullptr;
+  nic::HeldRegion* region = nullptr;
   MessageBuffer* buffer = nullptr;
   // Of a write whose immediate goes by itself when the payload has arrived (EfaDomain::splits_).
   bool immediate_follows = false;

@@ -3,8 +3,8 @@
 // Any thread registers and deregisters; the worker holds a region while the provider may touch it. One word a region,
 // generation and count of holders, decides: a region that is held is not deregistered, and one that is gone is not
 // held.
-#ifndef JAX_FABRIC_ENGINE_DOMAINS_EFA_MEMORY_TABLE_H_
-#define JAX_FABRIC_ENGINE_DOMAINS_EFA_MEMORY_TABLE_H_
+#ifndef JAX_FABRIC_ENGINE_DOMAINS_NIC_MEMORY_TABLE_H_
+#define JAX_FABRIC_ENGINE_DOMAINS_NIC_MEMORY_TABLE_H_
 
 #include <atomic>
 #include <cstdint>
@@ -15,9 +15,9 @@
 #include "csrc/base/stable_table.h"
 #include "csrc/base/status.h"
 #include "csrc/engine/domain.h"
-#include "csrc/engine/domains/efa/fabric_endpoint.h"
+#include "csrc/engine/domains/nic/memory_registrar.h"
 
-namespace jax_fabric::efa {
+namespace jax_fabric::nic {
 
 // What a peer has to present to write: the provider's key, and what only this incarnation's key goes with, so that a
 // key of somebody else is refused before it is on the wire.
@@ -29,16 +29,14 @@ struct HeldRegion {
   std::atomic<uint64_t> state{0};  // generation << 32 | holders; 0: free
   uint64_t address = 0;
   uint64_t length = 0;
-  Fid<fid_mr> mr;
-  void* descriptor = nullptr;
-  uint64_t provider_key = 0;
+  Registration registration;
   MemoryKind kind = MemoryKind::kHost;
   Access access = Access::kLocalOnly;
 };
 
 class MemoryTable {
  public:
-  MemoryTable(FabricEndpoint& endpoint, uint64_t incarnation, bool device_memory);
+  MemoryTable(MemoryRegistrar& registrar, uint64_t incarnation);
   ~MemoryTable();
 
   Result<MemoryRegion> Register(void* address, uint64_t length, MemoryKind kind, Access access);
@@ -55,21 +53,17 @@ class MemoryTable {
 
  private:
   HeldRegion* HoldKey(uint64_t local_key);
-  Result<Fid<fid_mr>> Map(void* address, uint64_t length, MemoryKind kind, Access access, uint64_t key);
 
-  FabricEndpoint& endpoint_;
+  MemoryRegistrar& registrar_;
   const uint64_t incarnation_;
-  const bool device_memory_;
-  const bool virtual_addresses_;
   StableTable<HeldRegion, 64, 1024> regions_;
   std::mutex mutex_;  // registering, deregistering, and writes to oneself
   std::vector<uint32_t> free_;
   uint32_t made_ = 0;
-  uint32_t next_key_ = 0;  // of providers that let us choose: never used twice
   uint32_t next_generation_ = 0;
   std::unordered_map<uint64_t, uint64_t> local_keys_;  // by the provider's key, of what may be written to
 };
 
-}  // namespace jax_fabric::efa
+}  // namespace jax_fabric::nic
 
-#endif  // JAX_FABRIC_ENGINE_DOMAINS_EFA_MEMORY_TABLE_H_
+#endif  // JAX_FABRIC_ENGINE_DOMAINS_NIC_MEMORY_TABLE_H_

@@ -1,6 +1,6 @@
 // Loopback: writes of a domain to itself, by the CPU, a slice a poll. No NIC sends to itself as it sends to others.
-#ifndef JAX_FABRIC_ENGINE_DOMAINS_EFA_LOOPBACK_H_
-#define JAX_FABRIC_ENGINE_DOMAINS_EFA_LOOPBACK_H_
+#ifndef JAX_FABRIC_ENGINE_DOMAINS_NIC_LOOPBACK_H_
+#define JAX_FABRIC_ENGINE_DOMAINS_NIC_LOOPBACK_H_
 
 #include <algorithm>
 #include <cstring>
@@ -8,9 +8,9 @@
 #include <optional>
 
 #include "csrc/engine/domain.h"
-#include "csrc/engine/domains/efa/memory_table.h"
+#include "csrc/engine/domains/nic/memory_table.h"
 
-namespace jax_fabric::efa {
+namespace jax_fabric::nic {
 
 struct LoopbackWrite {
   PeerId peer = Completion::kUnknownPeer;
@@ -57,6 +57,6 @@ class Loopback {
   uint64_t done_ = 0;  // of the first one
 };
 
-}  // namespace jax_fabric::efa
+}  // namespace jax_fabric::nic
 
-#endif  // JAX_FABRIC_ENGINE_DOMAINS_EFA_LOOPBACK_H_
+#endif  // JAX_FABRIC_ENGINE_DOMAINS_NIC_LOOPBACK_H_

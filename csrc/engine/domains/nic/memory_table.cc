@@ -1,11 +1,8 @@
-#include "csrc/engine/domains/efa/memory_table.h"
+#include "csrc/engine/domains/nic/memory_table.h"
 
 #include <utility>
 
-#include "csrc/base/random_bytes.h"
-#include "csrc/engine/domains/efa/device_memory.h"
-
-namespace jax_fabric::efa {
+namespace jax_fabric::nic {
 namespace {
 
 constexpr uint64_t kOneHolder = 1;
@@ -33,39 +30,11 @@ bool OpenRemoteKey(uint64_t remote_key, uint64_t incarnation, uint64_t& provider
   return remote_key == SealRemoteKey(provider_key, incarnation);
 }
 
-MemoryTable::MemoryTable(FabricEndpoint& endpoint, uint64_t incarnation, bool device_memory)
-    : endpoint_(endpoint),
-      incarnation_(incarnation),
-      device_memory_(device_memory),
-      virtual_addresses_(endpoint.Needs(FI_MR_VIRT_ADDR)),
-      // Not where another incarnation began: its keys are refused by their tags already, this keeps them apart as well.
-      next_key_(static_cast<uint32_t>(incarnation) & 0x3fffffff),
-      next_generation_(static_cast<uint32_t>(incarnation >> 33)) {}
+MemoryTable::MemoryTable(MemoryRegistrar& registrar, uint64_t incarnation)
+    : registrar_(registrar), incarnation_(incarnation), next_generation_(static_cast<uint32_t>(incarnation >> 33)) {}
 
 MemoryTable::~MemoryTable() {
-  for (uint32_t i = 0; i < made_; ++i) regions_.Find(i)->mr.reset();
-}
-
-Result<Fid<fid_mr>> MemoryTable::Map(void* address, uint64_t length, MemoryKind kind, Access access, uint64_t key) {
-  iovec range{address, length};
-  fi_mr_attr attributes = {};
-  attributes.mr_iov = &range;
-  attributes.iov_count = 1;
-  attributes.access = FI_SEND | FI_RECV | FI_WRITE | (access == Access::kRemoteWrite ? FI_REMOTE_WRITE : 0);
-  attributes.requested_key = key;
-  if (kind == MemoryKind::kCuda) {
-    if (!device_memory_) {
-      return MakeError(ErrorCode::kFailedPrecondition, "device memory needs a domain made with device_memory");
-    }
-    JF_RETURN_IF_ERROR(DescribeDeviceMemory(address, attributes));
-  }
-  fid_mr* mr = nullptr;
-  if (const int error = fi_mr_regattr(endpoint_.domain(), &attributes, 0, &mr); error != 0) {
-    return MakeError(ErrorCode::kResourceExhausted,
-                     "{} bytes at {} cannot be registered: {}. Is the limit of locked memory high enough (ulimit -l)?",
-                     length, address, endpoint_.library().Words(error));
-  }
-  return Fid<fid_mr>(mr);
+  for (uint32_t i = 0; i < made_; ++i) regions_.Find(i)->registration = {};
 }
 
 Result<MemoryRegion> MemoryTable::Register(void* address, uint64_t length, MemoryKind kind, Access access) {
@@ -78,10 +47,8 @@ Result<MemoryRegion> MemoryTable::Register(void* address, uint64_t length, Memor
   if (free_.empty() && made_ == regions_.kCapacity) {
     return MakeError(ErrorCode::kResourceExhausted, "{} regions are registered: deregister some", made_);
   }
-  const bool chosen = !endpoint_.Needs(FI_MR_PROV_KEY);
-  if (chosen && next_key_ == 0xffffffff) return MakeError(ErrorCode::kResourceExhausted, "all keys are used up");
-  JF_ASSIGN_OR_RETURN(Fid<fid_mr> mr, Map(address, length, kind, access, chosen ? ++next_key_ : 0));
-  const uint64_t provider_key = fi_mr_key(mr.get());
+  JF_ASSIGN_OR_RETURN(Registration registration, registrar_.Map(address, length, kind, access));
+  const uint64_t provider_key = registration.provider_key;
   if (provider_key == 0 || provider_key > 0xffffffff) {
     return MakeError(ErrorCode::kUnimplemented, "the provider's key {:#x} does not fit into 32 bits", provider_key);
   }
@@ -94,16 +61,14 @@ Result<MemoryRegion> MemoryTable::Register(void* address, uint64_t length, Memor
   HeldRegion& region = *regions_.Find(index);
   region.address = begin;
   region.length = length;
-  region.descriptor = fi_mr_desc(mr.get());
-  region.mr = std::move(mr);
-  region.provider_key = provider_key;
+  region.registration = std::move(registration);
   region.kind = kind;
   region.access = access;
   if (++next_generation_ == 0) ++next_generation_;
   const uint64_t generation = uint64_t{next_generation_} << 32;
   // Release, partner: the acquire in HoldKey.
   region.state.store(generation, std::memory_order_release);
-  MemoryRegion result{begin, length, virtual_addresses_ ? begin : 0, generation | index, 0, kind};
+  MemoryRegion result{begin, length, registrar_.virtual_addresses() ? begin : 0, generation | index, 0, kind};
   if (access == Access::kRemoteWrite) {
     result.remote_key = SealRemoteKey(provider_key, incarnation_);
     local_keys_[provider_key] = result.local_key;
@@ -125,8 +90,8 @@ Status MemoryTable::Deregister(const MemoryRegion& region) {
     }
     return MakeError(ErrorCode::kNotFound, "the region is not registered here, or not any more");
   }
-  local_keys_.erase(held->provider_key);
-  held->mr.reset();
+  local_keys_.erase(held->registration.provider_key);
+  held->registration = {};
   free_.push_back(index);
   return {};
 }
@@ -165,7 +130,7 @@ HeldRegion* MemoryTable::HoldTarget(uint64_t provider_key, uint64_t remote_addre
   HeldRegion* region = HoldKey(local_key);
   if (region == nullptr) {
     why = "the remote key belongs to no memory that may be written to";
-  } else if (!Contains(virtual_addresses_ ? region->address : 0, region->length, remote_address, length)) {
+  } else if (!Contains(registrar_.virtual_addresses() ? region->address : 0, region->length, remote_address, length)) {
     why = "the remote address is not inside of the registered region";
     Release(*region);
     region = nullptr;
@@ -174,11 +139,12 @@ HeldRegion* MemoryTable::HoldTarget(uint64_t provider_key, uint64_t remote_addre
 }
 
 std::byte* MemoryTable::Target(const HeldRegion& region, uint64_t remote_address) const {
-  return reinterpret_cast<std::byte*>(virtual_addresses_ ? remote_address : region.address + remote_address);
+  return reinterpret_cast<std::byte*>(registrar_.virtual_addresses() ? remote_address
+                                                                     : region.address + remote_address);
 }
 
 void MemoryTable::Release(HeldRegion& region) {
   region.state.fetch_sub(kOneHolder, std::memory_order_release);  // partner: Deregister
 }
 
-}  // namespace jax_fabric::efa
+}  // namespace jax_fabric::nic

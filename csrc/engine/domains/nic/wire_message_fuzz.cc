@@ -1,15 +1,15 @@
-// What efa domains send each other, as it comes and with a tag that is right.
+// What NIC domains send each other, as it comes and with a tag that is right.
 #include <string_view>
 
-#include "csrc/engine/domains/efa/wire_message.h"
+#include "csrc/engine/domains/nic/wire_message.h"
 #include "csrc/fuzz/fuzz_input.h"
 
 using jax_fabric::Bytes;
 using jax_fabric::FabricKey;
 using jax_fabric::Secret;
-using jax_fabric::efa::WireMessage;
 using jax_fabric::fuzz::FuzzInput;
 using jax_fabric::fuzz::Require;
+using jax_fabric::nic::WireMessage;
 
 namespace {
 

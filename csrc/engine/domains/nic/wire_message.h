@@ -1,7 +1,7 @@
-// WireMessage: what efa domains send each other beside writes. Like datagrams: each may get lost, all but the user's
+// WireMessage: what NIC domains send each other beside writes. Like datagrams: each may get lost, all but the user's
 // are said again or come again, and all but the user's carry a tag of the fabric's key.
-#ifndef JAX_FABRIC_ENGINE_DOMAINS_EFA_WIRE_MESSAGE_H_
-#define JAX_FABRIC_ENGINE_DOMAINS_EFA_WIRE_MESSAGE_H_
+#ifndef JAX_FABRIC_ENGINE_DOMAINS_NIC_WIRE_MESSAGE_H_
+#define JAX_FABRIC_ENGINE_DOMAINS_NIC_WIRE_MESSAGE_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -11,7 +11,7 @@
 #include "csrc/base/status.h"
 #include "csrc/engine/domain.h"
 
-namespace jax_fabric::efa {
+namespace jax_fabric::nic {
 
 struct WireMessage {
   enum class Kind : uint8_t {
@@ -41,6 +41,6 @@ struct WireMessage {
   static Result<WireMessage> Read(ByteView bytes, const FabricKey* key);
 };
 
-}  // namespace jax_fabric::efa
+}  // namespace jax_fabric::nic
 
-#endif  // JAX_FABRIC_ENGINE_DOMAINS_EFA_WIRE_MESSAGE_H_
+#endif  // JAX_FABRIC_ENGINE_DOMAINS_NIC_WIRE_MESSAGE_H_

@@ -1,11 +1,11 @@
-#include "csrc/engine/domains/efa/wire_message.h"
+#include "csrc/engine/domains/nic/wire_message.h"
 
 #include <bit>
 #include <cstring>
 
 #include "csrc/base/byte_reader.h"
 
-namespace jax_fabric::efa {
+namespace jax_fabric::nic {
 namespace {
 
 constexpr uint32_t kWireMagic = 0x4645464a;  // "JFEF"
@@ -34,7 +34,7 @@ size_t WireMessage::Write(std::span<std::byte> out, const FabricKey* key) const 
 Result<WireMessage> WireMessage::Read(ByteView bytes, const FabricKey* key) {
   ByteReader reader(bytes);
   JF_ASSIGN_OR_RETURN(const uint32_t magic, reader.U32("magic"));
-  if (magic != kWireMagic) return MakeError(ErrorCode::kInvalidArgument, "a message that no efa domain has sent");
+  if (magic != kWireMagic) return MakeError(ErrorCode::kInvalidArgument, "a message that no such domain has sent");
   WireMessage message;
   JF_ASSIGN_OR_RETURN(message.kind, reader.Enumerator(Kind::kUser, "kind"));
   for (uint64_t* field : {&message.from, &message.to, &message.attempt, &message.value, &message.taken}) {
@@ -53,4 +53,4 @@ Result<WireMessage> WireMessage::Read(ByteView bytes, const FabricKey* key) {
   return message;
 }
 
-}  // namespace jax_fabric::efa
+}  // namespace jax_fabric::nic

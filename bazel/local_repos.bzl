@@ -227,7 +227,8 @@ def _rdma_configure_impl(ctx):
                     _REFETCH,
                 ),
             )
-    ctx.file("defs.bzl", "LIBFABRIC_WANTED = %s\n" % (_env(ctx, "JAX_FABRIC_RDMA") != "0"))
+    wanted = _env(ctx, "JAX_FABRIC_RDMA") != "0"
+    ctx.file("defs.bzl", "LIBFABRIC_WANTED = %s\nLIBIBVERBS_WANTED = %s\n" % (wanted, wanted))
     _write(ctx, build)
 
 rdma_configure = repository_rule(

@@ -27,6 +27,7 @@ struct ConformanceCase {
   bool connects_to_itself = true;
   bool notices_death = true;          // of a peer, within the tests' patience
   uint64_t largest_write = 64 << 20;  // lower it where the transport is slow
+  bool checks_empty_writes = true;    // whether a write without bytes is inside of what may be written to
 };
 
 std::string CaseName(const testing::TestParamInfo<ConformanceCase>& info);

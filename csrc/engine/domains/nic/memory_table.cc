@@ -49,7 +49,8 @@ Result<MemoryRegion> MemoryTable::Register(void* address, uint64_t length, Memor
   }
   JF_ASSIGN_OR_RETURN(Registration registration, registrar_.Map(address, length, kind, access));
   const uint64_t provider_key = registration.provider_key;
-  if (provider_key == 0 || provider_key > 0xffffffff) {
+  // What peers cannot write to needs none.
+  if (access == Access::kRemoteWrite && (provider_key == 0 || provider_key > 0xffffffff)) {
     return MakeError(ErrorCode::kUnimplemented, "the provider's key {:#x} does not fit into 32 bits", provider_key);
   }
   if (free_.empty()) {

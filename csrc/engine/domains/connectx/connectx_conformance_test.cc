@@ -1,4 +1,5 @@
-// The connectx domain over the double of libibverbs under the conformance suite: one thread, threads, processes.
+// The connectx domain over the double of libibverbs under the conformance suite: one thread, processes, and
+// threads and processes with faults.
 #include "csrc/engine/domains/conformance/conformance_suite.h"
 #include "csrc/engine/domains/connectx/connectx_fabric.h"
 
@@ -13,7 +14,6 @@ ConformanceCase Case(const char* fabric, NodePlacement placement) {
 
 INSTANTIATE_TEST_SUITE_P(ConnectX, DomainConformance,
                          testing::Values(Case("double", NodePlacement::kOneThread),
-                                         Case("double", NodePlacement::kThreads),
                                          Case("double", NodePlacement::kProcesses),
                                          Case("faults", NodePlacement::kThreads),
                                          Case("faults", NodePlacement::kProcesses)),

@@ -14,7 +14,6 @@ namespace {
 
 constexpr uint64_t kMaxWriteBytes = uint64_t{1} << 30;
 constexpr uint32_t kMaxMessageDepth = 4096;
-constexpr uint32_t kMarkers = 2048;  // room in the completion queue for connections that close at once
 constexpr int64_t kLeaveNs = 20'000'000;
 constexpr uint32_t kMaxAckTimeoutExponent = 31;
 constexpr uint32_t kMaxRetryCount = 7;

@@ -58,6 +58,8 @@ class ConnectXDomain final : public Domain {
   void* MapRemote(PeerId, uint64_t, uint64_t, uint64_t) override { return nullptr; }
 
  private:
+  static constexpr uint32_t kMarkers = 1024;  // the completion queue has room for them
+
   struct Report {
     Completion completion;
     std::string cause;
@@ -113,6 +115,7 @@ class ConnectXDomain final : public Domain {
   Result<Bytes> Accept(const HandshakeDatagram& hello);
   // Ends what the device does for it; it is destroyed when the device has let go of it.
   void Close(std::unique_ptr<Connection> connection, ErrorCode code, const std::string& cause);
+  void BeginClosing(Connection& connection);
   void CloseInbound(Remote& remote, PeerId removal);
   void SweepClosing();
   void FinishClosing(Connection& connection);
@@ -159,6 +162,7 @@ class ConnectXDomain final : public Domain {
   std::unordered_map<uint64_t, std::unique_ptr<Remote>> remotes_;
   std::unordered_map<uint32_t, Connection*> inbound_;  // by the number of the queue pair for messages
   std::vector<std::unique_ptr<Connection>> closing_;
+  uint32_t markers_ = 0;      // posted by connections that close, at most kMarkers
   std::vector<Lane*> lanes_;  // by index; null when gone
 
   uint32_t immediate_depth_ = 0;

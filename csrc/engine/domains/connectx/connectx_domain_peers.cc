@@ -194,12 +194,15 @@ void ConnectXDomain::EndOperations(PeerId id, ErrorCode code, const std::string&
 }
 
 void ConnectXDomain::Close(std::unique_ptr<Connection> connection, ErrorCode code, const std::string& cause) {
-  for (const auto& lane : connection->lanes) {
-    lane->Break(code, cause);
-    lane->Close();
-  }
-  connection->close_by_ns = SteadyClock::Get().NowNs() + kCloseNs;
+  for (const auto& lane : connection->lanes) lane->Break(code, cause);
+  if (markers_ + ConnectionEnd::kQueuePairs <= kMarkers) BeginClosing(*connection);
   closing_.push_back(std::move(connection));
+}
+
+void ConnectXDomain::BeginClosing(Connection& connection) {
+  markers_ += ConnectionEnd::kQueuePairs;
+  for (const auto& lane : connection.lanes) lane->Close();
+  connection.close_by_ns = SteadyClock::Get().NowNs() + kCloseNs;
 }
 
 void ConnectXDomain::CloseInbound(Remote& remote, PeerId removal) {
@@ -212,7 +215,9 @@ void ConnectXDomain::CloseInbound(Remote& remote, PeerId removal) {
 void ConnectXDomain::SweepClosing() {
   const int64_t now_ns = SteadyClock::Get().NowNs();
   for (size_t i = 0; i < closing_.size();) {
-    if (!closing_[i]->closed() && now_ns < closing_[i]->close_by_ns) {
+    Connection& oldest = *closing_[i];
+    if (oldest.close_by_ns == 0 && markers_ + ConnectionEnd::kQueuePairs <= kMarkers) BeginClosing(oldest);
+    if (!oldest.closed() && (oldest.close_by_ns == 0 || now_ns < oldest.close_by_ns)) {
       ++i;
       continue;
     }
@@ -223,6 +228,7 @@ void ConnectXDomain::SweepClosing() {
 }
 
 void ConnectXDomain::FinishClosing(Connection& connection) {
+  markers_ -= ConnectionEnd::kQueuePairs;
   if (const auto found = inbound_.find(connection.inbound_number);
       found != inbound_.end() && found->second == &connection) {
     inbound_.erase(found);

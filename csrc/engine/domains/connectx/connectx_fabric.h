@@ -75,9 +75,9 @@ inline bool RegisterVerbsDoubleFabrics() {
   return RegisterConformanceFabric("double", [make] { return make({}); }) &&
          RegisterConformanceFabric("faults", [make] {
            return make({.seed = 7,
-                        .datagram_loss = 0.2,
-                        .datagram_copies = 0.2,
-                        .datagrams_late = 0.2,
+                        .datagram_loss = 0.05,
+                        .datagram_copies = 0.1,
+                        .datagrams_late = 0.1,
                         .receiver_not_ready = 0.01,
                         .completion_delay_us = 500,
                         .refuse_relaxed_ordering = true,

@@ -26,7 +26,7 @@ struct Connection {
   uint32_t inbound_number = 0;                // of the other side's: of the queue pair that messages come by
   PeerId removal = Completion::kUnknownPeer;  // which peer is removed when this is closed
   bool renew = false;                         // make it again when it is closed
-  int64_t close_by_ns = 0;                    // the device is not waited for any longer
+  int64_t close_by_ns = 0;                    // the device is not waited for any longer; 0: it was not asked yet
   std::array<std::unique_ptr<Lane>, ConnectionEnd::kQueuePairs> lanes;
 
   Lane& writes() { return *lanes[ConnectionEnd::kWrites]; }

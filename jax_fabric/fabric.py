@@ -85,7 +85,7 @@ class Fabric:
         secret: Secret | bytes | None = None,
         force_staged: bool = False,
         rejoin: bool = False,
-        domain: Literal["local", "efa"] | None = None,
+        domain: Literal["local", "efa", "connectx"] | None = None,
         provider: str | None = None,
     ):
         """Starts the engine.
@@ -107,9 +107,9 @@ class Fabric:
             connects while the others recover. ``membership.step`` says where all go on.
             ``jax.distributed`` lets a process back in where all were started with
             ``jax_enable_recoverability``.
-          domain: how rows travel: "local", the memory of one machine, or "efa", NICs through
-            libfabric (docs/nics.md); equal in all processes. Default: as JAX_FABRIC_DOMAIN says,
-            else "local".
+          domain: how rows travel: "local", the memory of one machine, "efa", NICs through libfabric
+            (docs/nics.md), or "connectx", NICs through libibverbs (docs/connectx.md); equal in all
+            processes. Default: as JAX_FABRIC_DOMAIN says, else "local".
           provider: of libfabric, for "efa": "efa" for AWS's NICs, "tcp" for development. Default:
             as JAX_FABRIC_EFA_PROVIDER says, else "efa".
 
@@ -120,8 +120,8 @@ class Fabric:
             others have not taken this one back.
           RuntimeError: the environment would let XLA deadlock; the message has the line to set.
             Or, with ``rejoin``: this process was not started anew.
-          FabricError: there is no libfabric, or no such provider or NIC; nothing else is used in
-            its place.
+          FabricError: there is no libfabric or libibverbs, or no such provider or NIC; nothing
+            else is used in its place.
         """
         if not isinstance(mesh, jax.sharding.Mesh):
             raise ValueError(f"mesh={mesh!r}: must be a jax.sharding.Mesh, with its devices")

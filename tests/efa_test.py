@@ -57,7 +57,7 @@ class GroupTest(parameterized.TestCase):
 
 class RefusalTest(parameterized.TestCase):
     @parameterized.parameters(
-        (dict(domain="tcp"), "domain='tcp': must be 'local' or 'efa'"),
+        (dict(domain="tcp"), "domain='tcp': must be 'local', 'efa' or 'connectx'"),
         (dict(domain="local", provider="tcp"), "provider='tcp': only domain='efa' has providers"),
         (dict(domain="efa", provider=""), "provider=''"),
     )

@@ -86,7 +86,7 @@ bool ParseSeeds(std::string_view text, Config& config) {
 
 bool ParseDomain(std::string_view text, Config& config) {
   config.domain = text;
-  return text == "local" || text == "efa";
+  return text == "local" || text == "efa" || text == "connectx";
 }
 
 template <std::string Config::* kMember>
@@ -102,9 +102,11 @@ constexpr Variable kVariables[] = {
     {"WORKERS", "0 to 1024 (threads; 0: chosen by the engine)", ParseInteger<&Config::workers, 0, 1024>},
     {"LOG", "debug, info, warning, error or off", ParseLog},
     {"SECRET_FILE", "the path of a file with the fabric's secret", ParseName<&Config::secret_file>},
-    {"DOMAIN", "local or efa", ParseDomain},
+    {"DOMAIN", "local, efa or connectx", ParseDomain},
     {"EFA_PROVIDER", "a provider of libfabric: efa, or tcp for development", ParseName<&Config::efa_provider>},
     {"EFA_ADDRESS", "an address of this machine, as 10.0.0.5", ParseName<&Config::efa_address>},
+    {"CONNECTX_DEVICE", "a device of libibverbs, as mlx5_0", ParseName<&Config::connectx_device>},
+    {"CONNECTX_LIBRARY", "libibverbs by file name or path", ParseName<&Config::connectx_library>},
     {"SOAK", "0 or 1", ParseSoak},
     {"SEEDS", "a seed, or FIRST-END with END above FIRST and not among them", ParseSeeds},
 };

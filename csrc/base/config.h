@@ -31,6 +31,8 @@ struct Config {
   std::string domain = "local";       // JAX_FABRIC_DOMAIN: of groups for which the program names none
   std::string efa_provider = "efa";   // JAX_FABRIC_EFA_PROVIDER: of libfabric
   std::string efa_address;            // JAX_FABRIC_EFA_ADDRESS: where such a provider listens; empty: its own choice
+  std::string connectx_device;        // JAX_FABRIC_CONNECTX_DEVICE: libibverbs' name; empty: the first active one
+  std::string connectx_library;       // JAX_FABRIC_CONNECTX_LIBRARY: libibverbs; empty: the system's
 
   // --- of tests
   bool soak = false;  // JAX_FABRIC_SOAK: their long versions

@@ -21,13 +21,17 @@ TEST(Config, DefaultsWithoutVariables) {
   EXPECT_EQ(config.domain, "local");
   EXPECT_EQ(config.efa_provider, "efa");
   EXPECT_EQ(config.efa_address, "");
+  EXPECT_EQ(config.connectx_device, "");
+  EXPECT_EQ(config.connectx_library, "");
 }
 
 TEST(Config, ReadsEveryVariable) {
   const Config config =
       ParseConfig(Environment{"JAX_FABRIC_SPIN_US=0", "JAX_FABRIC_YIELD_US=7", "JAX_FABRIC_IDLE=spin",
                               "JAX_FABRIC_WORKERS=3", "JAX_FABRIC_LOG=debug", "JAX_FABRIC_SECRET_FILE=/run/key",
-                              "JAX_FABRIC_DOMAIN=efa", "JAX_FABRIC_EFA_PROVIDER=tcp", "JAX_FABRIC_EFA_ADDRESS=::1"})
+                              "JAX_FABRIC_DOMAIN=efa", "JAX_FABRIC_EFA_PROVIDER=tcp", "JAX_FABRIC_EFA_ADDRESS=::1",
+                              "JAX_FABRIC_CONNECTX_DEVICE=mlx5_1",
+                              "JAX_FABRIC_CONNECTX_LIBRARY=/opt/lib/libibverbs.so.1"})
           .value();
   EXPECT_EQ(config.spin_us, 0);
   EXPECT_EQ(config.yield_us, 7);
@@ -38,6 +42,8 @@ TEST(Config, ReadsEveryVariable) {
   EXPECT_EQ(config.domain, "efa");
   EXPECT_EQ(config.efa_provider, "tcp");
   EXPECT_EQ(config.efa_address, "::1");
+  EXPECT_EQ(config.connectx_device, "mlx5_1");
+  EXPECT_EQ(config.connectx_library, "/opt/lib/libibverbs.so.1");
 }
 
 TEST(Config, UnknownNamesListTheKnownOnes) {
@@ -62,12 +68,12 @@ TEST(Config, SeedsAreOneOrARange) {
 }
 
 TEST(Config, MalformedValuesAreErrors) {
-  for (const char* entry :
-       {"JAX_FABRIC_SPIN_US=", "JAX_FABRIC_SPIN_US=5ms", "JAX_FABRIC_SPIN_US=-1",
-        "JAX_FABRIC_SPIN_US=99999999999999999999", "JAX_FABRIC_IDLE=Spin", "JAX_FABRIC_IDLE", "JAX_FABRIC_LOG=2",
-        "JAX_FABRIC_WORKERS=1025", "JAX_FABRIC_SOAK=", "JAX_FABRIC_SEEDS=", "JAX_FABRIC_SEEDS=7-7",
-        "JAX_FABRIC_SEEDS=7-", "JAX_FABRIC_SEEDS=-7", "JAX_FABRIC_SECRET_FILE=", "JAX_FABRIC_DOMAIN=EFA",
-        "JAX_FABRIC_DOMAIN=tcp", "JAX_FABRIC_EFA_PROVIDER=", "JAX_FABRIC_EFA_ADDRESS="}) {
+  for (const char* entry : {"JAX_FABRIC_SPIN_US=", "JAX_FABRIC_SPIN_US=5ms", "JAX_FABRIC_SPIN_US=-1",
+                            "JAX_FABRIC_SPIN_US=99999999999999999999", "JAX_FABRIC_IDLE=Spin", "JAX_FABRIC_IDLE",
+                            "JAX_FABRIC_LOG=2", "JAX_FABRIC_WORKERS=1025", "JAX_FABRIC_SOAK=", "JAX_FABRIC_SEEDS=",
+                            "JAX_FABRIC_SEEDS=7-7", "JAX_FABRIC_SEEDS=7-", "JAX_FABRIC_SEEDS=-7",
+                            "JAX_FABRIC_SECRET_FILE=", "JAX_FABRIC_DOMAIN=EFA", "JAX_FABRIC_DOMAIN=tcp",
+                            "JAX_FABRIC_EFA_PROVIDER=", "JAX_FABRIC_EFA_ADDRESS=", "JAX_FABRIC_CONNECTX_DEVICE="}) {
     const auto config = ParseConfig(Environment{entry});
     ASSERT_FALSE(config.has_value()) << entry;
     EXPECT_EQ(config.error().code, ErrorCode::kInvalidArgument);

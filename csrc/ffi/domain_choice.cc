@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "csrc/base/log.h"
+#include "csrc/engine/domains/connectx/connectx_domain.h"
 #include "csrc/engine/domains/efa/efa_domain.h"
 #include "csrc/engine/domains/local/local_domain.h"
 
@@ -15,7 +16,8 @@ constexpr const char* kLoopback = "127.0.0.1";
 Result<DomainKind> KindOf(const std::string& domain) {
   if (domain == "local") return DomainKind::kLocal;
   if (domain == "efa") return DomainKind::kEfa;
-  return MakeError(ErrorCode::kInvalidArgument, "domain='{}': must be 'local' or 'efa'", domain);
+  if (domain == "connectx") return DomainKind::kConnectX;
+  return MakeError(ErrorCode::kInvalidArgument, "domain='{}': must be 'local', 'efa' or 'connectx'", domain);
 }
 
 }  // namespace
@@ -24,7 +26,9 @@ Result<DomainChoice> DomainChoice::Make(const std::optional<std::string>& domain
                                         const std::optional<std::string>& provider, const Config& config) {
   DomainChoice choice;
   JF_ASSIGN_OR_RETURN(choice.kind, KindOf(domain.value_or(config.domain)));
-  if (choice.kind == DomainKind::kLocal) {
+  if (choice.kind != DomainKind::kEfa) {
+    choice.device = config.connectx_device;
+    choice.library = config.connectx_library;
     if (!provider.has_value()) return choice;
     return MakeError(ErrorCode::kInvalidArgument, "provider='{}': only domain='efa' has providers", *provider);
   }
@@ -48,6 +52,15 @@ Result<std::unique_ptr<Domain>> CreateDomain(const DomainChoice& choice, const s
     options.key = std::move(key);
     JF_ASSIGN_OR_RETURN(std::unique_ptr<Domain> domain, CreateEfaDomain(options));
     Log(LogLevel::kInfo, "{}: {} over libfabric's provider '{}'", name, domain->name(), choice.provider);
+    return domain;
+  }
+  if (choice.kind == DomainKind::kConnectX) {
+    ConnectXDomainOptions options;
+    options.device = choice.device;
+    options.library = choice.library;
+    options.key = std::move(key);
+    JF_ASSIGN_OR_RETURN(std::unique_ptr<Domain> domain, CreateConnectXDomain(options));
+    Log(LogLevel::kInfo, "{}: {} over libibverbs", name, domain->name());
     return domain;
   }
   LocalDomainOptions options;

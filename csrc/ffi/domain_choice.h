@@ -18,9 +18,12 @@ struct DomainChoice {
   // Of kEfa.
   std::string provider = {};        // libfabric's name of it
   std::string source_address = {};  // where it listens; empty: its own choice
+  // Of kConnectX; empty: the domain's own choice.
+  std::string device = {};
+  std::string library = {};
 
-  // `domain`: "local", "efa" or nothing; `provider`: of efa, "tcp" for "tcp;ofi_rxm". What is not given is the
-  // configuration's.
+  // `domain`: "local", "efa", "connectx" or nothing; `provider`: of efa, "tcp" for "tcp;ofi_rxm". What is not given is
+  // the configuration's.
   static Result<DomainChoice> Make(const std::optional<std::string>& domain, const std::optional<std::string>& provider,
                                    const Config& config);
 };

@@ -38,9 +38,19 @@ TEST(DomainChoice, ErrorsNameArgumentAndValue) {
   const auto message = [](const Result<DomainChoice>& choice) {
     return choice.has_value() ? "no error" : choice.error().message;
   };
-  EXPECT_EQ(message(DomainChoice::Make("tcp", {}, Config())), "domain='tcp': must be 'local' or 'efa'");
+  EXPECT_EQ(message(DomainChoice::Make("tcp", {}, Config())), "domain='tcp': must be 'local', 'efa' or 'connectx'");
   EXPECT_EQ(message(DomainChoice::Make("local", "tcp", Config())), "provider='tcp': only domain='efa' has providers");
+  EXPECT_EQ(message(DomainChoice::Make("connectx", "tcp", Config())),
+            "provider='tcp': only domain='efa' has providers");
   EXPECT_EQ(message(DomainChoice::Make("efa", "", Config())), "provider='': give 'efa', or 'tcp' for development");
+}
+
+TEST(DomainChoice, ADeviceIsTheEnvironmentsMatter) {
+  Config config;
+  config.connectx_device = "mlx5_3";
+  const DomainChoice choice = DomainChoice::Make("connectx", {}, config).value();
+  EXPECT_EQ(choice.kind, DomainKind::kConnectX);
+  EXPECT_EQ(choice.device, "mlx5_3");
 }
 
 // No NIC of the kind is on a machine that runs this; where one were, the domain would be there.
@@ -48,6 +58,9 @@ TEST(DomainChoice, NothingFallsBack) {
   const auto domain = CreateDomain({.kind = DomainKind::kEfa, .provider = "no_such_provider"}, "group", nullptr);
   ASSERT_FALSE(domain.has_value());
   EXPECT_NE(domain.error().message.find("no_such_provider"), std::string::npos) << domain.error().message;
+  const auto device = CreateDomain({.kind = DomainKind::kConnectX, .device = "no_such_device"}, "group", nullptr);
+  ASSERT_FALSE(device.has_value());
+  EXPECT_NE(device.error().message.find("no_such_device"), std::string::npos) << device.error().message;
 }
 
 }  // namespace

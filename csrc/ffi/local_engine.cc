@@ -27,7 +27,8 @@ LocalEngine::~LocalEngine() { Close(1'000'000); }
 Result<size_t> LocalEngine::AddGroup(const std::string& name, const DomainChoice& choice, int cuda_device) {
   if (cuda_device != kNoGpu && choice.kind != DomainKind::kLocal) {
     return MakeError(ErrorCode::kUnimplemented,
-                     "domain='efa': ranks on GPUs do not exchange through NICs yet; only ranks on CPUs do");
+                     "domain='{}': ranks on GPUs do not exchange through NICs yet; only ranks on CPUs do",
+                     choice.kind == DomainKind::kEfa ? "efa" : "connectx");
   }
   JF_ASSIGN_OR_RETURN(std::unique_ptr<Domain> domain, CreateDomain(choice, name, engine_->key()));
   GroupOptions options;

@@ -25,6 +25,7 @@ examples:
   jax-fabric demo moe --processes 4         the same 8 ranks in 4 processes, through jax.distributed
   jax-fabric demo moe --quick               smaller and shorter
   jax-fabric demo moe --quick --processes 2 --domain efa --provider tcp      over libfabric
+  jax-fabric demo moe --quick --processes 2 --domain connectx                over libibverbs
   jax-fabric demo moe --dtype bfloat16 --experts 32 --top-k 4 --plot loss.png
 """
 
@@ -74,9 +75,9 @@ def _add_moe(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument(
         "--domain",
-        choices=("local", "efa"),
-        help="how rows travel: local (shared memory) or efa (libfabric); default: as "
-        "JAX_FABRIC_DOMAIN says, else local",
+        choices=("local", "efa", "connectx"),
+        help="how rows travel: local (shared memory), efa (libfabric) or connectx (libibverbs); "
+        "default: as JAX_FABRIC_DOMAIN says, else local",
     )
     parser.add_argument(
         "--provider",

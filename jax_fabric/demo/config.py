@@ -47,7 +47,7 @@ class DemoConfig:
     learning_rate: float = 5e-3
     seed: int = 0
     repeats: int = 30
-    domain: Literal["local", "efa"] | None = None
+    domain: Literal["local", "efa", "connectx"] | None = None
     provider: str | None = None
     timeout_s: float = 120.0
 

@@ -65,7 +65,7 @@ class TransferEngine:
         name: str | None = None,
         *,
         timeout_s: float | None = None,
-        domain: Literal["local", "efa"] | None = None,
+        domain: Literal["local", "efa", "connectx"] | None = None,
         provider: str | None = None,
     ) -> DomainGroup:
         """Adds an endpoint; its peers have the same transport.
@@ -73,16 +73,17 @@ class TransferEngine:
         Args:
           name: for messages, here and at peers; default: a number.
           timeout_s: default deadline of its waits and requests; default: the engine's.
-          domain: "local", the memory of this machine, or "efa", a NIC through libfabric
-            (docs/nics.md). Default: as JAX_FABRIC_DOMAIN says, else "local".
+          domain: "local", the memory of this machine, "efa", a NIC through libfabric
+            (docs/nics.md), or "connectx", a NIC through libibverbs (docs/connectx.md). Default: as
+            JAX_FABRIC_DOMAIN says, else "local".
           provider: of libfabric, for "efa": "efa" for AWS's NICs, "tcp" for development. Default:
             as JAX_FABRIC_EFA_PROVIDER says, else "efa".
 
         Raises:
           Cancelled: the engine is closed.
           InvalidArgument: an argument is wrong.
-          FabricError: the machine has no memory or file descriptor left; there is no libfabric, or
-            no such provider or NIC: nothing else is used in its place.
+          FabricError: the machine has no memory or file descriptor left; there is no libfabric or
+            libibverbs, or no such provider or NIC: nothing else is used in its place.
         """
         name = f"group {next(_numbers)}" if name is None else text("name", name)
         limit_s = (

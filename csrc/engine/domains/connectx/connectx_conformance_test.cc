@@ -1,6 +1,5 @@
-// The connectx domain over the double of libibverbs under the conformance suite: one thread, processes, and
-// threads and processes with faults.
-#include "csrc/engine/domains/conformance/conformance_suite.h"
+// The connectx domain over the double of libibverbs under the conformance suite: one thread, processes.
+#include "csrc/engine/domains/connectx/connectx_case.h"
 #include "csrc/engine/domains/connectx/connectx_fabric.h"
 
 namespace jax_fabric::conformance {
@@ -8,15 +7,9 @@ namespace {
 
 const bool kRegistered = RegisterVerbsDoubleFabrics();
 
-ConformanceCase Case(const char* fabric, NodePlacement placement) {
-  return {.fabric = fabric, .placement = placement, .largest_write = 8 << 20, .checks_empty_writes = false};
-}
-
 INSTANTIATE_TEST_SUITE_P(ConnectX, DomainConformance,
-                         testing::Values(Case("double", NodePlacement::kOneThread),
-                                         Case("double", NodePlacement::kProcesses),
-                                         Case("faults", NodePlacement::kThreads),
-                                         Case("faults", NodePlacement::kProcesses)),
+                         testing::Values(ConnectXCase("double", NodePlacement::kOneThread, 8 << 20),
+                                         ConnectXCase("double", NodePlacement::kProcesses, 8 << 20)),
                          CaseName);
 
 }  // namespace

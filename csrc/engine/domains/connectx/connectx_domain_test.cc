@@ -3,7 +3,6 @@
 #include "csrc/engine/domains/connectx/connectx_domain.h"
 
 #include <gtest/gtest.h>
-#include <infiniband/verbs.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -100,6 +100,7 @@ class DomainGroup:
           ``"same process"``; ``"shared memory and process_vm_writev"``, or ``"shared memory and
           bounce slots"`` where the kernel does not allow that: both say what happens to memory that
           is not from ``jax_fabric.memory.allocate``; ``"libfabric"`` with the provider's name;
+          ``"libibverbs"`` with the device's;
           ``"not connected"`` before the peer is ready and after it is lost.
         """
         return self._native.peer_path(self._handle(peer))

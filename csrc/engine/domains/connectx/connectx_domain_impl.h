@@ -44,6 +44,7 @@ class ConnectXDomain final : public Domain {
   Result<PeerId> AddPeer(ByteView address) override;
   PeerState peer_state(PeerId peer) const override;
   void RemovePeer(PeerId peer) override;
+  std::string peer_path(PeerId) const override { return "libibverbs " + device_->name(); }
 
   PostResult PostWrite(const WriteRequest& request) override;
   PostResult PostPages(const PagesRequest& request, uint32_t& posted) override;

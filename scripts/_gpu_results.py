@@ -31,6 +31,19 @@ _TABLES = {
         "max": "max",
         "n": "n",
     },
+    "layers.jsonl": {
+        "case": "all ranks on one GPU",
+        "ranks": "ranks",
+        "tokens": "tokens",
+        "median": "us (p50)",
+        "min": "min",
+        "max": "max",
+        "n": "n",
+        "bytes": "bytes moved",
+        "peer": "beside it, alone on the GPU",
+        "peer_us": "us",
+        "ratio": "times better than it",
+    },
     "kernels.jsonl": {
         "case": "kernel",
         "ranks": "ranks",
@@ -73,6 +86,12 @@ def figures(folder: Path) -> list[dict[str, object]]:
         found.append(
             {"bench": "gpu kernels", "case": f"{row['case']}, {sizes}"}
             | {"peer": "a copy of the bytes", "ratio": row["ratio"]}
+            | {key: row[key] for key in ("metric", "unit", "median", "min", "max", "n")}
+        )
+    for row in rows(folder / "layers.jsonl"):
+        found.append(
+            {"bench": "gpu layers", "case": f"{row['case']}, EP{row['ranks']}, T {row['tokens']}"}
+            | {key: row[key] for key in ("peer", "ratio")}
             | {key: row[key] for key in ("metric", "unit", "median", "min", "max", "n")}
         )
     for row in rows(folder / "signals.jsonl"):

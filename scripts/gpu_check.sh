@@ -71,7 +71,7 @@ command -v nvidia-smi >/dev/null || { echo "gpu_check: no nvidia-smi: this machi
 out="${out:-$BIN/out/$part}"
 mkdir -p "$out/logs"
 measured="$out/kernels.jsonl" table="$out/$part.md" failed=0
-rm -f "$measured" "$out/signals.jsonl"
+rm -f "$measured" "$out/signals.jsonl" "$out/layers.jsonl"
 gpu=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -1)
 commit=$(cat "$BIN/commit")
 {
@@ -165,14 +165,21 @@ case "$part" in
       suffix=${how/--force-staged/_staged}
       step "eight_silent$suffix" exchanges --processes 8 --cases silent --timeout-s 3 $how
       step "three_killed$suffix" exchanges --processes 3 --cases killed --timeout-s 5 $how
+      step "three_recovered$suffix" exchanges --processes 3 --cases recovered --timeout-s 20 $how --steps 8
       step "two_misused$suffix" exchanges --processes 2 --cases misused --timeout-s 5 $how
     done
+    step two_recovered_all_graphs exchanges --processes 2 --cases recovered --timeout-s 20 --steps 8 --flags all_graphs
     step two_closed exchanges --processes 2 --cases closed
     step two_closed_no_graphs exchanges --processes 2 --cases closed --flags no_graphs
-    step eight_layer exchanges --processes 8 --cases timed --tokens 128 --hidden 7168 --top-k 8 --experts 256
-    step eight_layer_staged exchanges --processes 8 --cases timed --tokens 128 --hidden 7168 --top-k 8 --experts 256 \
-      --force-staged
-    grep -h "dispatch + combine in" "$out"/logs/eight_layer*.log | sort | uniq ;;
+    for how in "" --force-staged; do
+      step "eight_layer${how/--force-staged/_staged}" exchanges --processes 8 --cases timed --tokens 128 --hidden 7168 \
+        --top-k 8 --experts 256 --measured "$out/layers.jsonl" $how
+    done
+    # The same bytes without other processes: what plain JAX is compared with on equal terms.
+    for tokens in 128 1024; do
+      step "one_layer_$tokens" exchanges --cases timed --tokens "$tokens" --hidden 7168 --top-k 8 --experts 256 \
+        --measured "$out/layers.jsonl"
+    done ;;
   sanitize)
     small='MoeKernelsTest.OneTokenOneRank:MoeKernelsTest.EveryRouting:MoeKernelsTest.Quantised:Rounds.*Rank*'
     step memcheck timeout 250 compute-sanitizer --tool memcheck --error-exitcode 1 "$BIN/moe_kernels_test" --gtest_filter="$small"

@@ -37,6 +37,11 @@ Status ContextTable::Add(int64_t handle, int32_t device, moe::RankContext* conte
   return ranks_.Add(handle, std::make_unique<LocalRank>(device, context, completion));
 }
 
+const moe::RankContext* ContextTable::Predecessor(int64_t handle, int32_t device, const Executor* completion) const {
+  const LocalRank* known = Find(handle, device);
+  return known != nullptr && known->closed() && known->completion() == completion ? known->last() : nullptr;
+}
+
 void ContextTable::Close(int64_t handle) {
   for (LocalRank* rank : ranks_.EntriesOf(handle)) rank->Close();
 }

@@ -73,6 +73,9 @@ class ContextTable {
   // `completion` outlives every call. The pair (handle, device) is new, or was closed and comes with the same
   // `completion`.
   Status Add(int64_t handle, int32_t device, moe::RankContext* context, Executor* completion);
+  // The context whose place one with this handle, device and `completion` would take, or null. On the host it is gone;
+  // only who knows that Retire has kept it may look at it.
+  const moe::RankContext* Predecessor(int64_t handle, int32_t device, const Executor* completion) const;
   // Lock-free. Null: no such handle, or the device is not one of its ranks here.
   LocalRank* Find(int64_t handle, int32_t device) const { return ranks_.Find(handle, device); }
   void Close(int64_t handle);

@@ -21,9 +21,10 @@ bool HasGpu();
 std::vector<Target> GpuTargets();
 // A word of the host that kernels of the device can store into. Never freed.
 Result<std::shared_ptr<uint64_t>> AllocateGpuWord(int device);
-// As CudaContext::Create.
+// As CudaContext::Create; `predecessor` comes from here, too, or is null.
 Result<std::unique_ptr<moe::RankContext>> CreateGpuContext(const moe::MoeConfig& config, DomainGroup* group,
-                                                           moe::HostProxy* proxy, int device, bool force_staged);
+                                                           moe::HostProxy* proxy, int device, bool force_staged,
+                                                           const moe::RankContext* predecessor);
 
 }  // namespace jax_fabric::ffi_layer
 

@@ -47,16 +47,20 @@ Result<size_t> LocalEngine::AddGroup(const std::string& name, const DomainChoice
 }
 
 Result<std::unique_ptr<moe::RankContext>> LocalEngine::MakeContext(const Device& device, const moe::MoeConfig& config,
-                                                                   bool force_staged) {
+                                                                   bool force_staged,
+                                                                   const moe::RankContext* predecessor) {
   if (device.cuda_device == kNoGpu) return moe::Context::Create(config, device.group, device.kernels.get());
-  return CreateGpuContext(config, device.group, device.proxy.get(), device.cuda_device, force_staged);
+  return CreateGpuContext(config, device.group, device.proxy.get(), device.cuda_device, force_staged, predecessor);
 }
 
 Result<moe::RankContext*> LocalEngine::AddMoeContext(size_t device, const moe::MoeConfig& config, int64_t handle,
                                                      int32_t ordinal, bool force_staged) {
   if (closed_) return MakeError(ErrorCode::kFailedPrecondition, "the fabric was closed");
-  JF_ASSIGN_OR_RETURN(std::unique_ptr<moe::RankContext> context, MakeContext(devices_[device], config, force_staged));
-  JF_RETURN_IF_ERROR(ContextTable::Get().Add(handle, ordinal, context.get(), devices_[device].completions.get()));
+  Executor* const completions = devices_[device].completions.get();
+  const moe::RankContext* predecessor = ContextTable::Get().Predecessor(handle, ordinal, completions);
+  JF_ASSIGN_OR_RETURN(std::unique_ptr<moe::RankContext> context,
+                      MakeContext(devices_[device], config, force_staged, predecessor));
+  JF_RETURN_IF_ERROR(ContextTable::Get().Add(handle, ordinal, context.get(), completions));
   contexts_.push_back(std::move(context));
   handles_.push_back(handle);
   return contexts_.back().get();

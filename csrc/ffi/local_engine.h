@@ -61,7 +61,7 @@ class LocalEngine {
  private:
   explicit LocalEngine(IdlePolicy idle) : process_(getpid()), idle_(idle) {}
   Result<std::unique_ptr<moe::RankContext>> MakeContext(const Device& device, const moe::MoeConfig& config,
-                                                        bool force_staged);
+                                                        bool force_staged, const moe::RankContext* predecessor);
   // Leaves everything where it is, for ever.
   void Abandon();
 

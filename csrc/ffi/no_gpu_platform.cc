@@ -17,7 +17,7 @@ std::vector<Target> GpuTargets() { return {}; }
 Result<std::shared_ptr<uint64_t>> AllocateGpuWord(int) { return NoGpu(); }
 
 Result<std::unique_ptr<moe::RankContext>> CreateGpuContext(const moe::MoeConfig&, DomainGroup*, moe::HostProxy*, int,
-                                                           bool) {
+                                                           bool, const moe::RankContext*) {
   return NoGpu();
 }
 

@@ -42,6 +42,16 @@ struct ChannelSignals {
   } error;
 };
 
+// What a membership epoch of a channel has of its own, in device memory. Recorded launches outlive epochs: here they
+// find what the host cannot tell them any more. All else that they were given stays where it is.
+struct ChannelEpoch {
+  uint64_t incarnation = 0;  // of this rank
+  uint32_t membership_epoch = 0;
+  const uint8_t* absent = nullptr;    // [N] not 0 for ranks that take no part; null: all do
+  const void* first_slot = nullptr;   // of this rank's 2 N slots, if they lie one after the other; else null
+  const int64_t* flags = nullptr;     // [N] by the peers: the last exchange whose message is complete
+};
+
 // Of one channel, in device memory. Written by one kernel at a time.
 struct ChannelState {
   int64_t issued = 0;                      // last exchange whose messages have left
@@ -52,6 +62,7 @@ struct ChannelState {
   uint64_t signature = 0;  // of the messages of the exchange that was issued last, for who finishes it
   int64_t told = 0;        // the exchange that failed, once the host has been told
   uint32_t blocks = 0;     // of the running kernel, that are through, and how many of them have failed
+  ChannelEpoch epoch;      // by the host, before the epoch's first exchange
 };
 
 // A word that the device raises and the host polls. Values may be skipped.

@@ -57,7 +57,6 @@ Status ProxiedChannel::Prepare(const std::vector<uint8_t>& through_host) {
     }
     JF_ASSIGN_OR_RETURN(sends_[parity].scatter, group_->PrepareScatter(entries));
   }
-  losses_seen_ = group_->peer_losses();
   return {};
 }
 
@@ -79,6 +78,7 @@ bool ProxiedChannel::Poll() {
 }
 
 Status ProxiedChannel::Post(int64_t sequence) {
+  if (entries_ == 0) return {};  // kernels recorded with peers that are all lost now, and for whom nothing waits
   const Deadline deadline = Deadline::After(group_->clock(), config_.timeout_us);
   Signal& send = sends_[sequence & 1];
   Signal& arrival = arrivals_[sequence & 1];
@@ -145,7 +145,7 @@ void ProxiedChannel::FinishIfComplete() {
 
 std::optional<Error> ProxiedChannel::LossOfPeer() const {
   for (int32_t rank = 0; rank < config_.layout.shape.ranks; ++rank) {
-    if (rank == peers_.rank) continue;
+    if (rank == peers_.rank || config_.IsAbsent(rank)) continue;
     const Status status = group_->PeerStatus(peers_.peers[rank].handle);
     if (status) continue;
     return Error{ErrorCode::kUnavailable,
@@ -190,6 +190,7 @@ std::string ProxiedChannel::Name(int64_t sequence) const {
 std::string ProxiedChannel::MissingRanks(int64_t sequence) const {
   std::string ranks;
   for (int32_t rank = 0; rank < config_.layout.shape.ranks; ++rank) {
+    if (config_.IsAbsent(rank)) continue;
     // Kernels wait for all that comes through the host at once; what has come is seen here.
     const bool through_host = std::find(entry_ranks_.begin(), entry_ranks_.end(), rank) != entry_ranks_.end();
     if (through_host ? HasMessageOf(rank, sequence) : words_.missing[rank] == 0) continue;

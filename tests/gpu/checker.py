@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
@@ -49,6 +51,11 @@ def factors(experts: np.ndarray, weights: np.ndarray) -> np.ndarray:
     return (weights * factor(experts)).sum(-1, keepdims=True)
 
 
+def meet(name: str) -> None:
+    """All processes wait for each other."""
+    jax._src.distributed.global_state.client.wait_at_barrier(name, 30_000)
+
+
 class Checker:
     """The layer on the mesh, and what it must give."""
 
@@ -56,7 +63,8 @@ class Checker:
         """Starts JAX, and the fabric over all devices of all processes."""
         if arguments.processes > 1:
             # JAX ends the survivors of a process, and waits for it at exit, unless told otherwise.
-            jax.config.update("jax_enable_recoverability", "killed" in arguments.cases)
+            loses_one = "killed" in arguments.cases or "recovered" in arguments.cases
+            jax.config.update("jax_enable_recoverability", loses_one)
             jax.distributed.initialize(
                 f"localhost:{arguments.port}",
                 arguments.processes,
@@ -64,10 +72,16 @@ class Checker:
                 local_device_ids=[int(each) for each in arguments.devices.split(",")],
                 shutdown_timeout_seconds=20,
             )
+        self.is_back = arguments.is_back
+        self.force_staged = arguments.force_staged
+        self._measured = arguments.measured
         self.ranks = len(jax.devices())
         self.mesh = jax.make_mesh((self.ranks,), (AXIS,))
         self.fabric = jf.Fabric(
-            self.mesh, timeout_s=arguments.timeout_s, force_staged=arguments.force_staged
+            self.mesh,
+            timeout_s=arguments.timeout_s,
+            force_staged=arguments.force_staged,
+            rejoin=arguments.is_back,
         )
         self.sizes = Sizes(
             arguments.tokens, arguments.hidden, arguments.top_k, arguments.experts, self.ranks
@@ -84,6 +98,22 @@ class Checker:
             channels=2,
         )
 
+    def with_context(self, **changes) -> Checker:
+        """The same on a context of its own; changes are of ExpertParallel."""
+        config = self.moe.config
+        other = copy.copy(self)
+        other.moe = jf.moe.ExpertParallel(
+            self.fabric,
+            axis_name=AXIS,
+            num_experts=config.num_experts,
+            top_k=config.top_k,
+            max_tokens=config.max_tokens,
+            hidden=config.hidden,
+            dtype=jnp.float32,
+            **({"private_tokens": config.private_tokens} | changes),
+        )
+        return other
+
     def put(self, array: np.ndarray, spec: jax.sharding.PartitionSpec | None = None) -> jax.Array:
         """[N, ...] over the axis, or as the spec says, without a collective."""
         sharding = jax.sharding.NamedSharding(self.mesh, jax.P(AXIS) if spec is None else spec)
@@ -92,6 +122,12 @@ class Checker:
     def local(self, array: jax.Array, whole: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
         """Pairs of what this process has of an array and what it must be."""
         return [(np.asarray(shard.data), whole[shard.index]) for shard in array.addressable_shards]
+
+    def note(self, measurement: dict[str, object]) -> None:
+        """Adds a line to the file of measurements, if one is wanted."""
+        if self._measured:
+            with open(self._measured, "a", encoding="utf-8") as file:
+                print(json.dumps(measurement), file=file)
 
     def run_experts(self, received: jf.moe.Dispatched) -> jax.Array:
         """Each row times its expert's factor; NaN past the last row."""

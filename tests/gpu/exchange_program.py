@@ -31,6 +31,7 @@ CASES = {
     ),
     "transform_cases": ("vmap", "donated", "profiled", "counted", "watched"),
     "failure_cases": ("silent", "killed", "misused", "closed"),
+    "recovery_cases": ("recovered",),
 }
 
 
@@ -48,7 +49,7 @@ def run_cases(arguments: argparse.Namespace) -> None:
         getattr(importlib.import_module(modules[case]), case)(checker, arguments.steps)
         if arguments.process == 0:
             print(f"{case}: passed in {time.monotonic() - begin:.1f} s", flush=True)
-    if not set(CASES["failure_cases"]) & set(cases):
+    if not set(CASES["failure_cases"] + CASES["recovery_cases"]) & set(cases):
         checker.fabric.check()
     checker.fabric.close()
 
@@ -59,30 +60,38 @@ def start(arguments: argparse.Namespace) -> int:
         server.bind(("localhost", 0))
         port = server.getsockname()[1]
     gpus = arguments.gpus
-    children = []
-    for process in range(arguments.processes):
+
+    def begin(process: int, *more: str) -> subprocess.Popen[bytes]:
         environment = dict(os.environ)
         share = gpus / max(gpus, arguments.processes)
         environment["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{0.8 * share:.3f}"
         environment["XLA_FLAGS"] = FLAGS[arguments.flags]
         own = range(gpus) if arguments.processes == 1 else [process % gpus]
         mine = [f"--process={process}", f"--port={port}", f"--devices={','.join(map(str, own))}"]
-        command = [sys.executable, *sys.argv, *mine]
-        children.append(subprocess.Popen(command, env=environment))
+        return subprocess.Popen([sys.executable, *sys.argv, *mine, *more], env=environment)
+
+    children = [begin(process) for process in range(arguments.processes)]
     deadline = time.monotonic() + arguments.limit_s
-    failed = 0
-    for child in children:
-        wanted = 0
-        if child is children[-1] and "killed" in arguments.cases.split(","):
-            wanted = -signal.SIGKILL
+
+    def ends(child: subprocess.Popen[bytes], wanted: int = 0) -> bool:
         try:
             code = child.wait(max(1, deadline - time.monotonic()))
-            failed = failed if code == wanted else code or 1
         except subprocess.TimeoutExpired:
-            failed = 1
-            print(f"process {child.args[-3]} did not end in {arguments.limit_s} s", flush=True)
+            print(f"{child.args} did not end in {arguments.limit_s} s", flush=True)
             child.kill()
-    return failed
+            return False
+        if code != wanted:
+            print(f"{child.args} ended with {code}, and not {wanted}", flush=True)
+        return code == wanted
+
+    cases, good = arguments.cases.split(","), True
+    if "killed" in cases or "recovered" in cases:
+        good = ends(children.pop(), -signal.SIGKILL)
+    if "recovered" in cases:
+        children.append(begin(arguments.processes - 1, "--is-back"))
+    for child in children:
+        good = ends(child) and good
+    return 0 if good else 1
 
 
 def _cases(text: str) -> str:
@@ -118,9 +127,11 @@ def main() -> int:
     parser.add_argument("--experts", type=int, default=16)
     parser.add_argument("--timeout-s", type=float, default=30.0)
     parser.add_argument("--limit-s", type=float, default=120.0, help="for all processes together")
+    parser.add_argument("--measured", metavar="FILE", help="to which timed adds a line of JSON")
     parser.add_argument("--process", type=int, default=-1, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--devices", default="0", help=argparse.SUPPRESS)
+    parser.add_argument("--is-back", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.process < 0:
         return start(arguments)

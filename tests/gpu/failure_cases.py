@@ -5,16 +5,30 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-from checker import Checker, factors, routing
+from checker import Checker, factors, meet, routing
 
 
-def _is_last() -> bool:
+def is_last() -> bool:
+    """Whether this process has the highest index."""
     return jax.process_index() == jax.process_count() - 1
+
+
+def leave_in_order(others: Sequence[int]) -> None:
+    """JAX's coordinator is in process 0; whoever ends after it is ended by JAX."""
+    client = jax._src.distributed.global_state.client
+    if jax.process_index() != 0:
+        client.key_value_set(f"test/pid/{jax.process_index()}", str(os.getpid()))
+        return
+    for process in others:
+        pid = int(client.blocking_key_value_get(f"test/pid/{process}", 30_000))
+        deadline = time.monotonic() + 30
+        while not _has_ended(pid) and time.monotonic() < deadline:
+            time.sleep(0.05)
 
 
 def _has_ended(pid: int) -> bool:
@@ -26,7 +40,9 @@ def _has_ended(pid: int) -> bool:
     return state == "Z"
 
 
-def _expect_failure(checker: Checker, step, operands: Sequence[jax.Array], names: str) -> None:
+def expect_failure(
+    checker: Checker, step: Callable[..., jax.Array], operands: Sequence[jax.Array], names: str
+) -> None:
     """A step gives NaN within the deadline, and the fabric says why, with these words."""
     begin = time.monotonic()
     out = step(*operands).block_until_ready()
@@ -49,11 +65,11 @@ def silent(checker: Checker, steps: int) -> None:
     step = checker.on_ranks(checker.layer)
     operands = [checker.put(each) for each in routing(checker.sizes, 1)]
     step(*operands).block_until_ready()
-    if _is_last():
+    if is_last():
         time.sleep(3 * checker.fabric.timeout_s)
         return
     names = f"waited {checker.fabric.timeout_s:g} s for rank(s) {checker.ranks - 1}"
-    _expect_failure(checker, step, operands, names)
+    expect_failure(checker, step, operands, names)
 
 
 def killed(checker: Checker, steps: int) -> None:
@@ -64,26 +80,16 @@ def killed(checker: Checker, steps: int) -> None:
     for _ in range(max(3, steps)):
         out = step(*operands).block_until_ready()
     checker.expect(out, x * factors(experts, weights), "before")
-    client = jax._src.distributed.global_state.client
-    client.wait_at_barrier("all are idle", 30_000)
-    if _is_last():
+    meet("all are idle")
+    if is_last():
         os.kill(os.getpid(), signal.SIGKILL)
-    _expect_failure(checker, step, operands, f"rank {checker.ranks - 1}")
-    _expect_failure(checker, step, operands, f"rank {checker.ranks - 1}")
+    expect_failure(checker, step, operands, f"rank {checker.ranks - 1}")
+    expect_failure(checker, step, operands, f"rank {checker.ranks - 1}")
     assert float(jax.jit(lambda v: (v @ v).sum())(jnp.ones((8, 8)))) == 512, "work of its own"
     begin = time.monotonic()
     checker.fabric.close()
     assert time.monotonic() - begin < 10, "closing waited for the dead"
-    # JAX's coordinator is in process 0; whoever ends after it is ended by JAX.
-    others = range(1, jax.process_count() - 1)
-    if jax.process_index() != 0:
-        client.key_value_set(f"test/pid/{jax.process_index()}", str(os.getpid()))
-        return
-    for process in others:
-        pid = int(client.blocking_key_value_get(f"test/pid/{process}", 30_000))
-        deadline = time.monotonic() + 30
-        while not _has_ended(pid) and time.monotonic() < deadline:
-            time.sleep(0.05)
+    leave_in_order(range(1, jax.process_count() - 1))
 
 
 def misused(checker: Checker, steps: int) -> None:
@@ -97,7 +103,7 @@ def misused(checker: Checker, steps: int) -> None:
         return first.weights + moe.dispatch_done(pending, overlap=first.token).weights
 
     operands = [checker.put(each) for each in routing(checker.sizes, 1)]
-    _expect_failure(checker, checker.on_ranks(twice), operands, "or ended one that was not begun")
+    expect_failure(checker, checker.on_ranks(twice), operands, "or ended one that was not begun")
 
 
 def closed(checker: Checker, steps: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import subprocess
 import threading
 import time
@@ -11,7 +10,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from checker import AXIS, Checker, factor, factors, routing
+from checker import AXIS, Checker, factor, factors, meet, routing
 
 import jax_fabric as jf
 
@@ -128,20 +127,7 @@ def two_batches(checker: Checker, steps: int) -> None:
 
 def quantised(checker: Checker, steps: int) -> None:
     """Rows travel in eight bits; in halves they give the same bits as whole exchanges."""
-    config = checker.moe.config
-    other = copy.copy(checker)
-    other.moe = jf.moe.ExpertParallel(
-        checker.fabric,
-        axis_name=AXIS,
-        num_experts=config.num_experts,
-        top_k=config.top_k,
-        max_tokens=config.max_tokens,
-        private_tokens=config.private_tokens,
-        hidden=config.hidden,
-        dtype=jnp.float32,
-        dispatch_dtype=jnp.float8_e4m3fn,
-        tokens_dtype=jnp.float32,
-    )
+    other = checker.with_context(dispatch_dtype=jnp.float8_e4m3fn, tokens_dtype=jnp.float32)
 
     def both(x, experts, weights):
         whole = other.layer(x, experts, weights)
@@ -205,24 +191,120 @@ def compiling(checker: Checker, steps: int) -> None:
         thread.join()
 
 
-def timed(checker: Checker, steps: int) -> None:
-    """Dispatch + combine of bfloat16 rows, with nothing in between, by the host's clock."""
-
-    def run(x, experts, weights):
-        def body(x, _):
-            received = checker.moe.dispatch(x, experts, weights)
-            return checker.moe.combine(received.tokens, received) * 0.01, None
-
-        return jax.lax.scan(body, x, None, length=SCAN_LENGTH)[0]
-
-    step = checker.on_ranks(run)
-    x, experts, weights = routing(checker.sizes, 1)
-    operands = [checker.put(each) for each in (x.astype(jnp.bfloat16), experts, weights)]
+def _times_us(step: Callable[..., jax.Array], operands: list[jax.Array], steps: int) -> list[float]:
+    """Of scans of SCAN_LENGTH: the time of one iteration in each, microseconds, sorted."""
+    step(*operands).block_until_ready()
     times = []
     for _ in range(max(5, steps)):
         begin = time.perf_counter()
         step(*operands).block_until_ready()
         times.append((time.perf_counter() - begin) / SCAN_LENGTH * 1e6)
+    return sorted(times)
+
+
+def _scanned(layer: Layer) -> Layer:
+    """Again and again on what it has made of x."""
+
+    def run(x, experts, weights):
+        def body(x, _):
+            return layer(x, experts, weights) * 0.01, None
+
+        return jax.lax.scan(body, x, None, length=SCAN_LENGTH)[0]
+
+    return run
+
+
+def _plain_layers(experts: int) -> dict[str, Layer]:
+    """What an exchange on one device comes to in plain JAX: rows in the order of experts, and back.
+
+    Both ways to sum a token's rows that are in use: where they go to, or where they come from.
+    """
+
+    def by_expert(x, choices):
+        # Choices that are not routed go last, with weight 0.
+        keys = jnp.where(choices < 0, experts, choices).reshape(-1)
+        order = jnp.argsort(keys)
+        return order, x[order // choices.shape[1]]
+
+    def scattered(x, choices, weights):
+        order, rows = by_expert(x, choices)
+        rows = rows * jnp.where(choices < 0, 0, weights).reshape(-1)[order, None]
+        total = jnp.zeros(x.shape, jnp.float32).at[order // choices.shape[1]].add(rows)
+        return total.astype(x.dtype)
+
+    def gathered(x, choices, weights):
+        order, rows = by_expert(x, choices)
+        places = jnp.zeros_like(order).at[order].set(jnp.arange(len(order)))
+        rows = rows[places].reshape(*choices.shape, -1)
+        weights = jnp.where(choices < 0, 0, weights)
+        return jnp.einsum("tkh,tk->th", rows, weights).astype(x.dtype)
+
+    return {"gather and scatter": scattered, "gather and gather": gathered}
+
+
+def _bytes_moved(checker: Checker, experts: np.ndarray) -> int:
+    """By all kernels of a dispatch and a combine on all ranks, in bfloat16."""
+    routed = experts >= 0
+    per_rank = checker.moe.config.experts_per_rank
+    ranks = np.where(routed, experts // per_rank, -1)
+    rows = sum(int((ranks == rank).any(axis=1).sum()) for rank in range(checker.ranks))
+    # Tokens are read and written, messages written and read both ways, and so are experts' rows.
+    return 2 * checker.sizes.hidden * (2 * len(experts) + 4 * rows + 2 * int(routed.sum()))
+
+
+def timed(checker: Checker, steps: int) -> None:
+    """Dispatch + combine of bfloat16 rows, with nothing in between, by the host's clock.
+
+    Beside it, one process computes the same for the tokens of all ranks in plain JAX, alone on the
+    device.
+    """
+
+    def layer(x, experts, weights):
+        received = checker.moe.dispatch(x, experts, weights)
+        return checker.moe.combine(received.tokens, received)
+
+    arrays = routing(checker.sizes, 1)
+    arrays = (arrays[0].astype(jnp.bfloat16), *arrays[1:])
+    step = checker.on_ranks(_scanned(layer))
+    times = _times_us(step, [checker.put(each) for each in arrays], steps)
+    if jax.process_count() > 1:
+        meet("all are timed")
     if jax.process_index() == 0:
-        median, rest = np.median(times[1:]), len(times) - 1
-        print(f"  dispatch + combine in {median:.1f} us (median of {rest} scans of {SCAN_LENGTH})")
+        _compare_with_plain_jax(checker, arrays, times, steps)
+    if jax.process_count() > 1:
+        meet("all is timed")
+
+
+def _compare_with_plain_jax(
+    checker: Checker, arrays: tuple[np.ndarray, ...], times: list[float], steps: int
+) -> None:
+    """Of `timed`: by one process, while the others are idle."""
+    alone = [jax.device_put(each, jax.local_devices()[0]) for each in arrays]
+    plain = {
+        name: _times_us(jax.jit(_scanned(each)), alone, steps)
+        for name, each in _plain_layers(checker.sizes.experts).items()
+    }
+    peer = min(plain, key=lambda name: np.median(plain[name]))
+    median, peer_us = np.median(times), np.median(plain[peer])
+    print(
+        f"  dispatch + combine in {median:.1f} us (median of {len(times)} scans of {SCAN_LENGTH}); "
+        + ", ".join(f"{name} in {np.median(each):.1f} us" for name, each in plain.items())
+    )
+    checker.note(
+        {
+            "case": "dispatch + combine" + (", staged" if checker.force_staged else ""),
+            "ranks": checker.ranks,
+            "tokens": checker.sizes.tokens,
+            "hidden": checker.sizes.hidden,
+            "metric": "time",
+            "unit": "us",
+            "median": round(float(median), 1),
+            "min": round(times[0], 1),
+            "max": round(times[-1], 1),
+            "n": len(times),
+            "bytes": _bytes_moved(checker, arrays[1]),
+            "peer": f"{peer} in plain JAX",
+            "peer_us": round(float(peer_us), 1),
+            "ratio": round(float(peer_us / median), 3),
+        }
+    )

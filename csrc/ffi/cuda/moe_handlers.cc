@@ -26,7 +26,7 @@ ffi::Error Dispatch(cudaStream_t stream, int32_t device, RankOperand rank, ffi::
     JF_ASSIGN_OR_RETURN(const ElementType type, ElementTypeOf(x.element_type()));
     JF_ASSIGN_OR_RETURN(const ElementType tokens_type, ElementTypeOf(tokens->element_type()));
     auto send = DispatchSendArgsOf(config, type, x, experts, weights, scales, SendRouteOf(index, slot, token_ends));
-    send.absent = nullptr;  // in host memory, and all are there
+    send.absent = nullptr;  // in host memory; the channel knows it on the device
     const DispatchResults results{tokens, row_weights, group_sizes, dropped, positions, rows, row_scales};
     const auto receive = DispatchReceiveArgsOf(config, tokens_type, send.t_rows, results, zero_padding);
     return found.Dispatch({.stream = stream,

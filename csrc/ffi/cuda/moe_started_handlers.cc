@@ -21,7 +21,7 @@ ffi::Error DispatchStart(cudaStream_t stream, int32_t device, RankOperand rank, 
   return WithChannel(call, [&](const moe::MoeConfig& config, const moe::CudaChannel& found) -> Status {
     JF_ASSIGN_OR_RETURN(const ElementType type, ElementTypeOf(x.element_type()));
     auto send = DispatchSendArgsOf(config, type, x, experts, weights, scales, SendRouteOf(index, slot, token_ends));
-    send.absent = nullptr;  // in host memory, and all are there
+    send.absent = nullptr;  // in host memory; the channel knows it on the device
     return found.Dispatch({.stream = stream,
                            .kind = ExchangeKind::kDispatch,
                            .signature = call.Key() ^ DispatchSignature(send.t_rows, 1, type),

@@ -18,6 +18,30 @@ struct PairScan {
   Pair total;   // of all
 };
 
+// By all lanes of a warp.
+__device__ __forceinline__ PairScan ScanWarp(Pair value) {
+  const int lane = threadIdx.x % 32;
+  Pair sum = value;
+#pragma unroll
+  for (int i = 1; i < 32; i *= 2) {
+    const Pair other = {__shfl_up_sync(0xffffffffu, sum.a, i), __shfl_up_sync(0xffffffffu, sum.b, i)};
+    if (lane >= i) sum = other + sum;
+  }
+  return {{sum.a - value.a, sum.b - value.b}, {__shfl_sync(0xffffffffu, sum.a, 31), __shfl_sync(0xffffffffu, sum.b, 31)}};
+}
+
+// By all threads of a block of 32 warps, whose lanes have the same value each: over the warps.
+__device__ __forceinline__ PairScan ScanWarps(Pair value) {
+  __shared__ Pair warps[32];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  if (lane == 0) warps[warp] = value;
+  __syncthreads();
+  PairScan scan = ScanWarp(warps[lane]);
+  scan.before = {__shfl_sync(0xffffffffu, scan.before.a, warp), __shfl_sync(0xffffffffu, scan.before.b, warp)};
+  __syncthreads();  // before the next call writes `warps`
+  return scan;
+}
+
 // By all threads of the block, kThreads of them.
 template <int kThreads>
 __device__ PairScan ScanBlock(Pair value) {

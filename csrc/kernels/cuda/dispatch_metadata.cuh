@@ -13,13 +13,17 @@
 
 namespace jax_fabric::kernels::cuda {
 
+// [N] or null, as DispatchSendArgs::absent.
+__device__ __forceinline__ const uint8_t* AbsentRanks(const KernelRun& run, const DispatchSendArgs& args) {
+  return run.channel != nullptr ? run.channel->epoch.absent : args.absent;
+}
+
 // Rank of an expert, or -1: not routed.
-__device__ __forceinline__ int32_t RankOf(const DispatchSendArgs& args, int32_t expert) {
-  const MoeShape& shape = args.layout.shape;
+__device__ __forceinline__ int32_t RankOf(const MoeShape& shape, const uint8_t* absent, int32_t expert) {
   // As unsigned numbers, negative ids are too large as well.
   if (static_cast<uint32_t>(expert) >= static_cast<uint32_t>(shape.experts)) return -1;
   const int32_t rank = expert / shape.experts_per_rank;
-  return args.absent != nullptr && args.absent[rank] != 0 ? -1 : rank;
+  return absent != nullptr && absent[rank] != 0 ? -1 : rank;
 }
 
 // Whether choice k is the first one of the token that names its expert.
@@ -76,12 +80,13 @@ __device__ __forceinline__ void WriteMessageHead(const DispatchSendArgs& args, c
 // The entry of choice k of token t, unless an earlier choice of it names the same expert; and route.slot. `experts` and
 // `weights` are those of the token.
 template <typename Counts>
-__device__ __forceinline__ void WriteEntry(const DispatchSendArgs& args, const Counts& counts, void* const* slots,
-                                           const int32_t* experts, const float* weights, int64_t t, int32_t k) {
+__device__ __forceinline__ void WriteEntry(const DispatchSendArgs& args, const uint8_t* absent, const Counts& counts,
+                                           void* const* slots, const int32_t* experts, const float* weights, int64_t t,
+                                           int32_t k) {
   const SlotLayout& layout = args.layout;
   const MoeShape& shape = layout.shape;
   const int32_t expert = experts[k];
-  const int32_t rank = RankOf(args, expert);
+  const int32_t rank = RankOf(shape, absent, expert);
   if (rank < 0) {
     args.route.slot[t * shape.top_k + k] = -1;
     return;

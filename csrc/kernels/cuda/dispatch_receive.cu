@@ -26,6 +26,8 @@ namespace {
 constexpr int kScanThreads = 512;
 // Blocks of MoveKernel, for each of its rows of blocks, that have no message.
 constexpr int kPaddingBlocks = 8;
+// Of MoveKernel, on a multiprocessor at once.
+constexpr int kMoveBlocks = 4;
 
 // The metadata of a checked message, which is of all rounds.
 struct DispatchMessage {
@@ -84,17 +86,22 @@ __device__ __forceinline__ int32_t* PositionsFrom(const DispatchReceiveArgs& arg
 // What a block counts in shared memory: each warp the rows of each expert in its part of the entries.
 constexpr int64_t kMostCountBytes = 48 << 10;
 
+// Of a block of CountKernel at most: each warp goes through its part in steps, one after the other.
+constexpr int kMostCountWarps = 32;
+// Entries of each lane that are read at once.
+constexpr int kEntriesAtOnce = 4;
+constexpr uint32_t kNoExpert = 0xffffffffu;
+
 // Warps of a block of CountKernel; 0: there is no room to count for so many experts.
 int32_t CountWarps(const MoeShape& shape) {
-  return static_cast<int32_t>(std::min<int64_t>(kRowWarps, kMostCountBytes / 4 / shape.experts_per_rank));
+  return static_cast<int32_t>(std::min<int64_t>(kMostCountWarps, kMostCountBytes / 4 / shape.experts_per_rank));
 }
 
-// By one warp: entry `i`, which may be none, among those of the same expert in [32 * (i / 32), i). Adds all 32 to
-// counts.
-__device__ __forceinline__ int32_t NumberEntry(const Entry* entries, int32_t i, int32_t end, int32_t* counts) {
+// By one warp: the number of this lane's entry, which is of `expert` or none, among those of the same expert so far.
+// Adds those of all lanes to counts.
+__device__ __forceinline__ int32_t NumberEntry(uint32_t expert, int32_t* counts) {
   const int32_t lane = threadIdx.x % kWarp;
-  const bool is_entry = i < end;
-  const uint32_t expert = is_entry ? entries[i].local_expert : 0xffffffffu;
+  const bool is_entry = expert != kNoExpert;
   const uint32_t same = __match_any_sync(kAllLanes, expert);
   const uint32_t before = same & ((1u << lane) - 1);
   const int32_t number = is_entry ? counts[expert] + __popc(before) : 0;
@@ -104,9 +111,30 @@ __device__ __forceinline__ int32_t NumberEntry(const Entry* entries, int32_t i, 
   return number;
 }
 
+// By one warp: NumberEntry for entries [begin, end), in their order; note(i, number) of each.
+template <typename Note>
+__device__ __forceinline__ void NumberEntries(const Entry* entries, int32_t begin, int32_t end, int32_t* counts,
+                                              Note note) {
+  const auto lane = static_cast<int32_t>(threadIdx.x % kWarp);
+#pragma unroll 1
+  for (int32_t base = begin; base < end; base += kEntriesAtOnce * kWarp) {
+    uint32_t experts[kEntriesAtOnce];
+#pragma unroll
+    for (int j = 0; j < kEntriesAtOnce; ++j) {
+      const int32_t i = base + j * kWarp + lane;
+      experts[j] = i < end ? entries[i].local_expert : kNoExpert;
+    }
+#pragma unroll
+    for (int j = 0; j < kEntriesAtOnce; ++j) {
+      const int32_t number = NumberEntry(experts[j], counts);
+      if (experts[j] != kNoExpert) note(base + j * kWarp + lane, number);
+    }
+  }
+}
+
 // A block for each source and element. Entries are in the order of rows, so a row's number among those of its source
 // for an expert is its entry's among those of the expert. Counts twice: where each warp's part begins, then for good.
-__global__ void __launch_bounds__(kRowThreads)
+__global__ void __launch_bounds__(kMostCountWarps * kWarp)
     CountKernel(const __grid_constant__ DispatchReceiveArgs args,
                 const __grid_constant__ DispatchReceiveWorkspace workspace, ReceiveSlots slots, KernelRun run) {
   const KernelTimer timer(run.times);
@@ -117,7 +145,7 @@ __global__ void __launch_bounds__(kRowThreads)
   const int32_t experts = shape.experts_per_rank;
   const int32_t source = blockIdx.x, element = blockIdx.y;
   const auto threads = static_cast<int32_t>(blockDim.x);
-  const int32_t warps = threads / kWarp, warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const int32_t warps = threads / kWarp, warp = threadIdx.x / kWarp;
   const DispatchMessage message(args.layout, slots[source]);
   const int64_t first_token = static_cast<int64_t>(element) * args.element_rows;
   const int32_t first_row = element == 0 ? 0 : message.FirstRowFrom(first_token);
@@ -132,7 +160,7 @@ __global__ void __launch_bounds__(kRowThreads)
 
   for (int32_t i = threadIdx.x; i < warps * experts; i += threads) shared_counts[i] = 0;
   __syncthreads();
-  for (int32_t base = begin; base < end; base += kWarp) NumberEntry(message.entries, base + lane, end, counts);
+  NumberEntries(message.entries, begin, end, counts, [](int32_t, int32_t) {});
   __syncthreads();
   for (int32_t expert = threadIdx.x; expert < experts; expert += threads) {
     int32_t so_far = 0;
@@ -144,10 +172,7 @@ __global__ void __launch_bounds__(kRowThreads)
     workspace.counts[(static_cast<int64_t>(element) * experts + expert) * shape.ranks + source] = so_far;
   }
   __syncthreads();
-  for (int32_t base = begin; base < end; base += kWarp) {
-    const int32_t number = NumberEntry(message.entries, base + lane, end, counts);
-    if (base + lane < end) numbers[base + lane] = number;
-  }
+  NumberEntries(message.entries, begin, end, counts, [numbers](int32_t i, int32_t number) { numbers[i] = number; });
 }
 
 // ---- Prefix sums ---------------------------------------------------------------------------------------------------
@@ -279,7 +304,7 @@ __device__ void Pad(const DispatchReceiveArgs& args, const DispatchReceiveWorksp
 
 // Blocks (source, y) have every gridDim.y-th batch of rows of a message; blocks (N + x, y) have the padding.
 template <int kCount>
-__global__ void __launch_bounds__(kRowThreads)
+__global__ void __launch_bounds__(kRowThreads, kMoveBlocks)
     MoveKernel(const __grid_constant__ DispatchReceiveArgs args, const __grid_constant__ RowFormat format,
                const __grid_constant__ DispatchReceiveWorkspace workspace, ReceiveSlots slots, KernelRun run) {
   const KernelTimer timer(run.times);
@@ -321,7 +346,7 @@ cudaError_t ReceiveFirstRound(const DispatchReceiveArgs& args, const LaunchOptio
                 options.stream>>>(args, workspace, slots, options.run());
   ScanKernel<<<args.elements, kScanThreads, 0, options.stream>>>(args, workspace, options.run());
   const dim3 blocks(shape.ranks + kPaddingBlocks,
-                    BlocksOfMessage(shape.ranks, shape.max_tokens, options.multiprocessors));
+                    BlocksOfMessage(shape.ranks, shape.max_tokens, options.multiprocessors, kMoveBlocks));
   if (IsVectorised(shape.hidden)) {
     MoveKernel<kVector><<<blocks, kRowThreads, 0, options.stream>>>(args, format, workspace, slots, options.run());
   } else {

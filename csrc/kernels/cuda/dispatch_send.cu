@@ -2,8 +2,8 @@
 //
 // 1. PlanKernel, a block for each rank: which tokens go there, in which row, and how many entries they have.
 // 2. RoundsKernel, one block, where a call may take several rounds.
-// 3. MetadataKernel: headers and counts, which need the counts of all ranks, and entries, which begin behind all rows.
-// 4. SendRowsKernel: the rows, which begin behind all entries.
+// 3. MessagesKernel: headers and counts, which need the counts of all ranks; entries, which begin behind all rows; and
+//    the rows, which begin behind all entries.
 #include <cstdint>
 
 #include "csrc/kernels/cuda/block_scan.cuh"
@@ -26,49 +26,144 @@ constexpr int kThreads = 256;
 // A block of PlanKernel goes through all tokens: so many at once.
 constexpr int kPlanThreads = 1024;
 
-// Of token t at a rank; counts them in local_rows.
-__device__ int32_t DistinctExperts(const DispatchSendArgs& args, int64_t t, int32_t rank, uint32_t* local_rows) {
-  const int32_t top_k = args.layout.shape.top_k;
-  const int32_t* experts = args.experts + t * top_k;
-  int32_t distinct = 0;
-#pragma unroll 1
-  for (int32_t k = 0; k < top_k; ++k) {
-    if (RankOf(args, experts[k]) != rank || !IsFirst(experts, k)) continue;
-    ++distinct;
-    atomicAdd(local_rows + experts[k] - rank * args.layout.shape.experts_per_rank, 1u);
+// Of them, for each thread.
+constexpr int kPlanTokens = 4;
+// A rank of so few experts, as usual, has a bit for each of them.
+constexpr int32_t kMaskBits = 64;
+
+// The experts [begin, end) of a rank; none if it is absent.
+struct ExpertRange {
+  int32_t begin, end;
+
+  __device__ ExpertRange(const MoeShape& shape, const uint8_t* absent, int32_t rank)
+      : begin(rank * shape.experts_per_rank), end(min(begin + shape.experts_per_rank, shape.experts)) {
+    if (absent != nullptr && absent[rank] != 0) end = begin;
   }
-  return distinct;
+  __device__ __forceinline__ bool Has(int32_t expert) const { return expert >= begin && expert < end; }
+};
+
+// Which of a rank's experts tokens [first + i * kWarp] name, a bit for each. The loads of all of them are under way at
+// once.
+__device__ __forceinline__ void FindExperts(const DispatchSendArgs& args, const ExpertRange& range, int32_t first,
+                                            uint64_t (&masks)[kPlanTokens]) {
+  const int32_t top_k = args.layout.shape.top_k;
+  const bool by_four = top_k % 4 == 0;
+  const auto note = [&range](int32_t expert, uint64_t& mask) {
+    if (range.Has(expert)) mask |= uint64_t{1} << (expert - range.begin);
+  };
+#pragma unroll
+  for (uint64_t& mask : masks) mask = 0;
+#pragma unroll 1
+  for (int32_t k = 0; k < top_k; k += by_four ? 4 : 1) {
+    int4 experts[kPlanTokens];
+#pragma unroll
+    for (int i = 0; i < kPlanTokens; ++i) {
+      const int32_t t = first + i * kWarp;
+      const int32_t* from = args.experts + static_cast<int64_t>(t) * top_k + k;
+      experts[i] = int4{-1, -1, -1, -1};
+      if (t >= args.t_rows) continue;
+      if (by_four) {
+        experts[i] = *reinterpret_cast<const int4*>(from);
+      } else {
+        experts[i].x = *from;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kPlanTokens; ++i) {
+      note(experts[i].x, masks[i]);
+      note(experts[i].y, masks[i]);
+      note(experts[i].z, masks[i]);
+      note(experts[i].w, masks[i]);
+    }
+  }
 }
 
+// How many different ones of a rank's experts each of these tokens names. Adds them to `local_rows`, in shared memory.
+__device__ void CountExperts(const DispatchSendArgs& args, const ExpertRange& range, int32_t first,
+                             int32_t (&distinct)[kPlanTokens], uint32_t* local_rows) {
+  uint64_t masks[kPlanTokens];
+  FindExperts(args, range, first, masks);
+#pragma unroll
+  for (int i = 0; i < kPlanTokens; ++i) {
+    distinct[i] = __popcll(masks[i]);
+#pragma unroll 1
+    for (uint64_t left = masks[i]; left != 0; left &= left - 1) atomicAdd(local_rows + __ffsll(left) - 1, 1u);
+  }
+}
+
+// The same for any number of experts, and `local_rows` in global memory.
+__device__ void CountManyExperts(const DispatchSendArgs& args, const ExpertRange& range, int32_t first,
+                                 int32_t (&distinct)[kPlanTokens], uint32_t* local_rows) {
+  const int32_t top_k = args.layout.shape.top_k;
+#pragma unroll
+  for (int i = 0; i < kPlanTokens; ++i) {
+    const int32_t t = first + i * kWarp;
+    distinct[i] = 0;
+    if (t >= args.t_rows) continue;
+    const int32_t* experts = args.experts + static_cast<int64_t>(t) * top_k;
+#pragma unroll 1
+    for (int32_t k = 0; k < top_k; ++k) {
+      if (!range.Has(experts[k]) || !IsFirst(experts, k)) continue;
+      ++distinct[i];
+      atomicAdd(local_rows + experts[k] - range.begin, 1u);
+    }
+  }
+}
+
+// A warp has kPlanTokens * kWarp tokens in a row.
 __global__ void __launch_bounds__(kPlanThreads)
     PlanKernel(const __grid_constant__ DispatchSendArgs args, const __grid_constant__ DispatchSendWorkspace workspace,
                KernelRun run) {
   const KernelTimer timer(run.times);
   if (HasFailed(run)) return;
+  __shared__ uint32_t few_local_rows[kMaskBits];
   const MoeShape& shape = args.layout.shape;
   const auto rank = static_cast<int32_t>(blockIdx.x);
+  const ExpertRange range(shape, AbsentRanks(run, args), rank);
   int32_t* row_tokens = workspace.row_tokens + static_cast<int64_t>(rank) * shape.max_tokens;
   int32_t* entry_begins = workspace.entry_begins + static_cast<int64_t>(rank) * shape.max_tokens;
   auto* meta = At<RowMeta>(SendSlots(run, args.slots, shape.ranks)[rank], args.layout.RowMetaOffset());
   uint32_t* local_rows = workspace.local_rows + static_cast<int64_t>(rank) * shape.experts_per_rank;
+  const bool few = shape.experts_per_rank <= kMaskBits;
+  uint32_t* counted = few ? few_local_rows : local_rows;
 #pragma unroll 1
-  for (int32_t e = threadIdx.x; e < shape.experts_per_rank; e += kPlanThreads) local_rows[e] = 0;
+  for (int32_t e = threadIdx.x; e < shape.experts_per_rank; e += kPlanThreads) counted[e] = 0;
   __syncthreads();
+  const auto lane = static_cast<int32_t>(threadIdx.x % kWarp), warp = static_cast<int32_t>(threadIdx.x / kWarp);
   Pair so_far;  // rows and entries
 #pragma unroll 1
-  for (int32_t base = 0; base < args.t_rows; base += kPlanThreads) {
-    const int32_t t = base + static_cast<int32_t>(threadIdx.x);
-    const int32_t distinct = t < args.t_rows ? DistinctExperts(args, t, rank, local_rows) : 0;
-    const PairScan scan = ScanBlock<kPlanThreads>({distinct > 0 ? 1 : 0, distinct});
-    const Pair place = so_far + scan.before;
-    if (t < args.t_rows) args.route.index[static_cast<int64_t>(t) * shape.ranks + rank] = distinct > 0 ? place.a : -1;
-    if (distinct > 0) {
+  for (int32_t base = 0; base < args.t_rows; base += kPlanThreads * kPlanTokens) {
+    const int32_t first = base + warp * kPlanTokens * kWarp + lane;
+    int32_t distinct[kPlanTokens];
+    if (few) {
+      CountExperts(args, range, first, distinct, counted);
+    } else {
+      CountManyExperts(args, range, first, distinct, counted);
+    }
+    Pair places[kPlanTokens], of_warp;
+#pragma unroll
+    for (int i = 0; i < kPlanTokens; ++i) {
+      const PairScan scan = ScanWarp({distinct[i] > 0 ? 1 : 0, distinct[i]});
+      places[i] = of_warp + scan.before;
+      of_warp = of_warp + scan.total;
+    }
+    const PairScan scan = ScanWarps(of_warp);
+#pragma unroll
+    for (int i = 0; i < kPlanTokens; ++i) {
+      const int32_t t = first + i * kWarp;
+      if (t >= args.t_rows) continue;
+      const Pair place = so_far + scan.before + places[i];
+      args.route.index[static_cast<int64_t>(t) * shape.ranks + rank] = distinct[i] > 0 ? place.a : -1;
+      if (distinct[i] == 0) continue;
       row_tokens[place.a] = t;
       entry_begins[place.a] = place.b;
       meta[place.a] = RowMeta{static_cast<uint32_t>(t), static_cast<uint32_t>(place.b)};
     }
     so_far = so_far + scan.total;
   }
+  __syncthreads();  // all have counted
+#pragma unroll 1
+  for (int32_t e = threadIdx.x; few && e < shape.experts_per_rank; e += kPlanThreads) local_rows[e] = counted[e];
   if (threadIdx.x != 0) return;
   workspace.rows[rank] = so_far.a;
   workspace.expert_rows[rank] = so_far.b;
@@ -120,6 +215,10 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+__host__ __device__ constexpr int32_t BlocksOfChoices(int32_t choices) {
+  return (choices + kSendThreads - 1) / kSendThreads;
+}
+
 // What WriteMessageHead and WriteEntry ask for.
 struct PlannedCounts {
   const DispatchSendArgs& args;
@@ -139,24 +238,32 @@ struct PlannedCounts {
   }
 };
 
-// The first N blocks have a message each, the others 256 choices each.
-__global__ void __launch_bounds__(kThreads)
-    MetadataKernel(const __grid_constant__ DispatchSendArgs args,
-                   const __grid_constant__ DispatchSendWorkspace workspace, KernelRun run) {
+// The first N blocks have the head of a message each, the next ones kSendThreads choices each, and the others a token:
+// its row, which is most of the work, and goes on while heads and entries are written.
+template <int kCount>
+__global__ void __launch_bounds__(kSendThreads, kSendBlocks)
+    MessagesKernel(const __grid_constant__ DispatchSendArgs args,
+                   const __grid_constant__ DispatchSendWorkspace workspace, const __grid_constant__ SendRowsArgs rows,
+                   KernelRun run) {
   const KernelTimer timer(run.times);
   if (HasFailed(run)) return;
+  extern __shared__ char* places[];  // [N]
   const MoeShape& shape = args.layout.shape;
   const PlannedCounts counts{args, workspace};
   void* const* slots = SendSlots(run, args.slots, shape.ranks);
-  if (blockIdx.x < static_cast<uint32_t>(shape.ranks)) {
-    return WriteMessageHead(args, StampOf(run, args.stamp), counts, slots[blockIdx.x], static_cast<int32_t>(blockIdx.x),
-                            threadIdx.x, kThreads);
+  auto block = static_cast<int32_t>(blockIdx.x);
+  if (block < shape.ranks) {
+    return WriteMessageHead(args, StampOf(run, args.stamp), counts, slots[block], block, threadIdx.x, kSendThreads);
   }
-  const int64_t choice = static_cast<int64_t>(blockIdx.x - shape.ranks) * kThreads + threadIdx.x;
-  if (choice >= static_cast<int64_t>(args.t_rows) * shape.top_k) return;
+  block -= shape.ranks;
+  const int32_t choices = args.t_rows * shape.top_k, choice_blocks = BlocksOfChoices(choices);
+  if (block >= choice_blocks) return SendRowsOfToken<kCount>(rows, slots, block - choice_blocks, places);
+  const int32_t choice = block * kSendThreads + static_cast<int32_t>(threadIdx.x);
+  if (choice >= choices) return;
   const int64_t t = choice / shape.top_k;
-  const auto k = static_cast<int32_t>(choice % shape.top_k);
-  WriteEntry(args, counts, slots, args.experts + t * shape.top_k, args.weights + t * shape.top_k, t, k);
+  const int32_t k = choice % shape.top_k;
+  WriteEntry(args, AbsentRanks(run, args), counts, slots, args.experts + t * shape.top_k,
+             args.weights + t * shape.top_k, t, k);
 }
 
 cudaError_t SendFirstRound(const DispatchSendArgs& args, const DispatchSendWorkspace& workspace,
@@ -164,20 +271,18 @@ cudaError_t SendFirstRound(const DispatchSendArgs& args, const DispatchSendWorks
   const MoeShape& shape = args.layout.shape;
   PlanKernel<<<shape.ranks, kPlanThreads, 0, options.stream>>>(args, workspace, options.run());
   if (shape.MaxRounds() > 1) RoundsKernel<<<1, kThreads, 0, options.stream>>>(args, workspace, options.run());
-  const int64_t choices = static_cast<int64_t>(args.t_rows) * shape.top_k;
-  const auto blocks = static_cast<uint32_t>(shape.ranks + (choices + kThreads - 1) / kThreads);
-  MetadataKernel<<<blocks, kThreads, 0, options.stream>>>(args, workspace, options.run());
-  const cudaError_t error = cudaGetLastError();
-  if (error != cudaSuccess) return error;
-  return LaunchSendRows({.format = RowFormat(args.layout, ExchangeKind::kDispatch),
-                         .shape = shape,
-                         .round = 0,
-                         .t_rows = args.t_rows,
-                         .source = {args.x_type, args.x, args.scales},
-                         .route = args.route,
-                         .slots = args.slots,
-                         .payload_offsets = workspace.payload_offsets},
-                        options);
+  const SendRowsArgs rows{.format = RowFormat(args.layout, ExchangeKind::kDispatch),
+                          .shape = shape,
+                          .round = 0,
+                          .t_rows = args.t_rows,
+                          .source = {args.x_type, args.x, args.scales},
+                          .route = args.route,
+                          .slots = args.slots,
+                          .payload_offsets = workspace.payload_offsets};
+  const auto blocks = static_cast<uint32_t>(shape.ranks + BlocksOfChoices(args.t_rows * shape.top_k) + args.t_rows);
+  const auto kernel = IsVectorised(shape.hidden) ? MessagesKernel<kVector> : MessagesKernel<1>;
+  kernel<<<blocks, kSendThreads, SendRowsSharedBytes(shape), options.stream>>>(args, workspace, rows, options.run());
+  return cudaGetLastError();
 }
 
 }  // namespace
@@ -202,6 +307,6 @@ cudaError_t DispatchSend(const DispatchSendArgs& args, const LaunchOptions& opti
   return SendFirstRound(args, DispatchSendWorkspace(parts, args.layout.shape), options);
 }
 
-cudaError_t LoadDispatchSend() { return Load(PlanKernel, RoundsKernel, MetadataKernel); }
+cudaError_t LoadDispatchSend() { return Load(PlanKernel, RoundsKernel, MessagesKernel<kVector>, MessagesKernel<1>); }
 
 }  // namespace jax_fabric::kernels::cuda

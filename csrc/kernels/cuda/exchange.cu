@@ -87,10 +87,10 @@ __device__ __forceinline__ void Tell(const ExchangeChannel& channel, int64_t seq
   if (flag != nullptr) SystemWord<int64_t>(*flag).store(sequence, ::cuda::memory_order_relaxed);
 }
 
-// By one thread: until the message of `source` is here, or something else ends the wait.
-__device__ bool WaitFor(const ExchangeChannel& channel, int64_t sequence, int32_t source, bool by_flag) {
+// By one thread: until the message of `source` is here, or something else ends the wait. `flag`: by the source, or null.
+__device__ bool WaitFor(const ExchangeChannel& channel, int64_t sequence, int32_t source, const int64_t* flag) {
   // Acquires what the peer's kernel released, or what the host did for it.
-  const SystemWord<int64_t> word(by_flag ? const_cast<int64_t&>(channel.flags[source]) : channel.signals->host.done);
+  const SystemWord<int64_t> word(flag != nullptr ? *const_cast<int64_t*>(flag) : channel.signals->host.done);
   const uint64_t begin_ns = GlobalTimerNs();
   while (true) {
 #pragma unroll 1
@@ -141,24 +141,40 @@ __device__ ExpectedRows RowsFrom(const ExchangeArgs& args, int32_t source) {
   return expected;
 }
 
+// By the block of a rank that takes no part: what a receive kernel finds of it (empty_message.h).
+__device__ void WriteEmptyMessage(const ExchangeArgs& args, const MessageStamp& stamp, void* slot) {
+  const bool with_metadata = args.kind == ExchangeKind::kDispatch && args.round == 0;
+  const int64_t payload_offset =
+      with_metadata ? args.layout.DispatchPayloadOffset(0, 0) : args.layout.PlainPayloadOffset();
+  ZeroWords(slot, sizeof(MessageHeader), args.layout.RowMetaOffset(), threadIdx.x, kThreads);
+  if (threadIdx.x != 0) return;
+  WriteHeader(stamp, args.kind, {.rounds = with_metadata ? 1 : 0, .payload_offset = payload_offset}, slot);
+}
+
 // By the block of a source: waits for its message and checks it. All threads get the same answer: whether it can be
-// used.
-__device__ bool Receive(const ExchangeArgs& args, int64_t sequence, int32_t source, const ExchangePeer& peer) {
+// used. `flags`: of the channel's epoch.
+__device__ bool Receive(const ExchangeArgs& args, int64_t sequence, int32_t source, const ExchangePeer& peer,
+                        const int64_t* flags) {
   __shared__ MessageChecks checks;
   __shared__ bool arrived;
   __shared__ uint32_t plain_fault;
   const MoeShape& shape = args.layout.shape;
-  const void* slot = args.slots[(sequence & 1) * shape.ranks + source];
+  void* slot = args.slots[(sequence & 1) * shape.ranks + source];
   MessageStamp stamp = args.stamp;
   stamp.sequence = sequence;
   stamp.incarnation = peer.incarnation;
+  stamp.membership_epoch = args.channel.state->epoch.membership_epoch;
   if (args.part == ExchangePart::kFinish) stamp.signature = args.channel.state->signature;
+  if (peer.absent) {
+    WriteEmptyMessage(args, stamp, slot);
+    return true;
+  }
   // All that can be known before the message is here.
   const ExpectedRows expected = RowsFrom(args, source);
   const bool is_plain = IsPlain(args.kind, expected);
   if (threadIdx.x == 0) {
     checks.Begin();
-    arrived = WaitFor(args.channel, sequence, source, peer.flag != nullptr);
+    arrived = WaitFor(args.channel, sequence, source, peer.flag != nullptr ? flags + source : nullptr);
     MessageFault fault = MessageFault::kNone;
     if (arrived && is_plain) {
       fault = CheckHeader(args.layout, HeaderOf(slot), args.kind, stamp, expected);
@@ -236,6 +252,7 @@ __global__ void __launch_bounds__(kThreads) ExchangeKernel(const __grid_constant
   const auto rank = static_cast<int32_t>(blockIdx.x);
   const bool begins = args.part != ExchangePart::kFinish, finishes = args.part != ExchangePart::kBegin;
   const ExchangePeer peer = channel.peers[rank];
+  const int64_t* flags = state.epoch.flags;
   const int64_t issued = state.issued, sequence = issued + (begins ? 1 : 0);
   if (threadIdx.x == 0) {
     goes_on = MayGoOn(args, issued, sequence);
@@ -243,7 +260,7 @@ __global__ void __launch_bounds__(kThreads) ExchangeKernel(const __grid_constant
   }
   __syncthreads();
   bool failed = !goes_on;
-  if (!failed && finishes) failed = !Receive(args, sequence, rank, peer);
+  if (!failed && finishes) failed = !Receive(args, sequence, rank, peer, flags);
   if (!IsLastBlock(state, failed)) return;
   if (finishes && args.capacity != 0) {
     CheckCapacity(args);

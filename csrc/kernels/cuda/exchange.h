@@ -22,6 +22,7 @@ struct ExchangePeer {
   // how to bring messages there, and says when the peer's are here.
   int64_t* flag = nullptr;
   uint64_t incarnation = 0;
+  bool absent = false;  // nothing leaves for it and nothing comes; this rank's slot for it holds an empty message
 };
 
 // What results are set to when there are none: `pattern` again and again. Aligned to 4.
@@ -37,9 +38,8 @@ struct ExchangeChannel {
   ChannelSignals* signals = nullptr;
   uint8_t* missing = nullptr;           // [N] in host memory: set for ranks whose messages did not come in time
   const ExchangePeer* peers = nullptr;  // [N]
-  const int64_t* flags = nullptr;       // [N] by the peers, as ExchangePeer::flag
   int64_t* expert_rows = nullptr;       // [N] zeros; scratch
-  bool through_host = false;            // some peer has no flag
+  bool through_host = false;            // some peer may have no flag
   int64_t timeout_ns = 0;
 };
 
@@ -56,10 +56,10 @@ struct ExchangeArgs {
   ExchangePart part = ExchangePart::kWhole;
   SlotLayout layout;
   ExchangeKind kind = ExchangeKind::kDispatch;
-  // Its sequence and incarnation are known to the channel and the peers, its signature to kFinish from the beginning.
+  // The channel and the peers know sequence, incarnation and epoch, and kFinish the signature from the beginning.
   MessageStamp stamp;
   int32_t round = 0;
-  const void* const* slots = nullptr;  // [2 N] of this rank, those of odd exchanges behind those of even ones
+  void* const* slots = nullptr;        // [2 N] of this rank, those of odd exchanges behind those of even ones
   const int32_t* axis_rank = nullptr;  // where the program believes that it is
   const int32_t* ticket = nullptr;     // kFinish: what the beginning said
   int32_t* token = nullptr;            // out: the exchange, its lowest bits

@@ -14,6 +14,7 @@
 
 #include "csrc/kernels/cpu/kernels_testing.h"
 #include "csrc/kernels/cuda/moe_kernels.h"
+#include "csrc/kernels/empty_message.h"
 #include "csrc/kernels/message_fault.h"
 #include "gtest/gtest.h"
 
@@ -43,14 +44,13 @@ class ExchangeTest : public ::testing::Test {
     slots_ = Allocate<char>(2 * ranks() * layout_.SlotBytes());
     output_ = Allocate<float>(kOutputs);
     token_ = Allocate<int32_t>(1);
-    std::vector<const void*> table;
+    std::vector<void*> table;
     for (int32_t i = 0; i < 2 * ranks(); ++i) table.push_back(slots_ + i * layout_.SlotBytes());
     args_.slots = Upload(table);
     args_.channel = {.state = state_,
                      .signals = signals_,
                      .missing = missing_,
                      .peers = peers_,
-                     .flags = flags_,
                      .expert_rows = Allocate<int64_t>(ranks()),
                      .timeout_ns = kSecondNs / 5};
     args_.layout = layout_;
@@ -105,11 +105,15 @@ class ExchangeTest : public ::testing::Test {
     Check(cudaMemcpy(slots_ + slot * layout_.SlotBytes(), message, layout_.SlotBytes(), cudaMemcpyHostToDevice));
   }
 
+  ChannelEpoch Epoch() const {
+    const MessageStamp stamp = world_.Stamp(0);
+    return {.incarnation = stamp.incarnation, .membership_epoch = stamp.membership_epoch, .flags = flags_};
+  }
   // The next exchange is that of the messages, and all of them are here.
   void Reset() {
     *signals_ = ChannelSignals{};
     std::memset(missing_, 0, ranks());
-    Set(state_, {ChannelState{.issued = sequence() - 1, .finished = sequence() - 1}});
+    Set(state_, {ChannelState{.issued = sequence() - 1, .finished = sequence() - 1, .epoch = Epoch()}});
     Set(flags_, {sequence(), sequence(), sequence()});
     std::vector<ExchangePeer> peers;
     for (int32_t r = 0; r < ranks(); ++r) {
@@ -247,6 +251,70 @@ TEST_F(ExchangeTest, HalvesMustAlternate) {
   Run();
   Run();
   EXPECT_EQ(error(), SignalError::kOrder);
+}
+
+// Nobody waits for a rank that takes no part, and its slot holds what the CPU's kernels would find there.
+TEST_F(ExchangeTest, AnAbsentRank) {
+  Set(peers_ + 2, {ExchangePeer{.absent = true}});
+  Set(flags_ + 2, {sequence() - 1});
+  std::vector<char> message(layout_.SlotBytes(), 0x5a), wanted(layout_.SlotBytes(), 0x5a), found(layout_.SlotBytes());
+  SetMessage(2, message.data());
+  Run();
+  EXPECT_EQ(error(), SignalError::kNone);
+  EXPECT_EQ(Get(other_flags_ + 1), sequence());
+  EXPECT_EQ(Get(other_flags_ + 2), 0) << "told an absent rank";
+  MessageStamp stamp = world_.Stamp(0);
+  stamp.incarnation = 0;
+  WriteEmptyMessage(layout_, ExchangeKind::kDispatch, stamp, 0, wanted.data());
+  const int64_t slot = (sequence() & 1) * ranks() + 2;
+  Check(cudaMemcpy(found.data(), slots_ + slot * layout_.SlotBytes(), layout_.SlotBytes(), cudaMemcpyDeviceToHost));
+  EXPECT_EQ(found, wanted);
+  EXPECT_EQ(CheckMessage(layout_, found.data(), ExchangeKind::kDispatch, stamp, 2), nullptr);
+}
+
+// A launch that was recorded in one membership epoch is replayed in the next one, with other peers and other flags.
+TEST_F(ExchangeTest, ARecordedLaunchGoesOnInTheNextEpoch) {
+  cudaGraph_t graph;
+  cudaGraphExec_t executable;
+  Check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
+  Check(Exchange(args_, stream_));
+  Check(cudaStreamEndCapture(stream_, &graph));
+  Check(cudaGraphInstantiate(&executable, graph, 0));
+  const auto replay = [&] {
+    Check(cudaGraphLaunch(executable, stream_));
+    Check(cudaStreamSynchronize(stream_));
+  };
+  replay();
+  EXPECT_EQ(error(), SignalError::kNone);
+
+  Reset();
+  ChannelEpoch epoch = Epoch();
+  ++epoch.membership_epoch;
+  epoch.flags = Upload<int64_t>({sequence(), sequence(), sequence()});
+  Set(flags_, {int64_t{0}, int64_t{0}, int64_t{0}});
+  const auto begin = [&] {
+    *signals_ = ChannelSignals{};
+    Set(state_, {ChannelState{.issued = sequence() - 1, .finished = sequence() - 1, .epoch = epoch}});
+  };
+  begin();
+  replay();
+  EXPECT_EQ(error(), SignalError::kMessage) << "the messages are of the epoch before";
+  begin();
+  for (int32_t source = 0; source < ranks(); ++source) {
+    std::vector<char> message(layout_.SlotBytes());
+    std::memcpy(message.data(), world_.Slot(0, source), message.size());
+    auto& header = *reinterpret_cast<MessageHeader*>(message.data());
+    header.membership_epoch = epoch.membership_epoch;
+    header.incarnation += 1;
+    Set(&peers_[source].incarnation, {header.incarnation});
+    SetMessage(source, message.data());
+  }
+  Set(output_, std::vector<float>(kOutputs, 1.0f));
+  replay();
+  EXPECT_EQ(error(), SignalError::kNone);
+  EXPECT_FALSE(OutputsAreFilled());
+  Check(cudaGraphExecDestroy(executable));
+  Check(cudaGraphDestroy(graph));
 }
 
 // The two halves are calls of their own; messages carry what the first one was called with.

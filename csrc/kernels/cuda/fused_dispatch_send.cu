@@ -128,12 +128,13 @@ __device__ __forceinline__ uint32_t CountOf(const MoeShape& shape, const int32_t
   return count;
 }
 
-__device__ void CountChoices(const DispatchSendArgs& args, const SharedCounts& shared, int64_t token) {
+__device__ void CountChoices(const DispatchSendArgs& args, const uint8_t* absent, const SharedCounts& shared,
+                             int64_t token) {
   const MoeShape& shape = args.layout.shape;
   const int32_t choices = args.t_rows * shape.top_k;
 #pragma unroll 1
   for (int32_t choice = threadIdx.x; choice < choices; choice += kSendThreads) {
-    const int32_t rank = RankOf(args, shared.experts[choice]);
+    const int32_t rank = RankOf(shape, absent, shared.experts[choice]);
     const int32_t t = choice / shape.top_k, k = choice % shape.top_k;
     if (t == token) shared.counts[k] = 0;
     if (rank < 0) continue;
@@ -160,14 +161,15 @@ __device__ void FindPlace(const DispatchSendArgs& args, const RowFormat& format,
 }
 
 // Everything but the row, by the last threads of the block: they have less of the row.
-__device__ void WriteMetadata(const DispatchSendArgs& args, const SharedCounts& shared, int64_t token) {
+__device__ void WriteMetadata(const DispatchSendArgs& args, const uint8_t* absent, const SharedCounts& shared,
+                              int64_t token) {
   const MoeShape& shape = args.layout.shape;
   const FusedCounts counts{shared, shape.experts_per_rank};
   const int32_t* experts = shared.experts + token * shape.top_k;
   const auto thread = static_cast<int32_t>(kSendThreads - 1 - threadIdx.x);
 #pragma unroll 1
   for (int32_t k = thread; k < shape.top_k; k += kSendThreads) {
-    WriteEntry(args, counts, shared.slots, experts, shared.weights, token, k);
+    WriteEntry(args, absent, counts, shared.slots, experts, shared.weights, token, k);
   }
 #pragma unroll 1
   for (int32_t rank = thread; rank < shape.ranks; rank += kSendThreads) {
@@ -213,6 +215,7 @@ __global__ void __launch_bounds__(kSendThreads)
   const MoeShape& shape = args.layout.shape;
   const SharedCounts shared(memory, shape, args.t_rows);
   const int64_t token = static_cast<int64_t>(blockIdx.x) - kHeadBlocks;  // negative: heads
+  const uint8_t* absent = AbsentRanks(run, args);
   [[maybe_unused]] Batch batch;
   // The row is read while the block finds out where it goes.
   if (kBatch && token >= 0) {
@@ -221,7 +224,7 @@ __global__ void __launch_bounds__(kSendThreads)
   if (threadIdx.x == 0) place_count = 0;
   LoadChoices<!kBatch>(args, SendSlots(run, args.slots, shape.ranks), shared, token);
   __syncthreads();
-  CountChoices(args, shared, token);
+  CountChoices(args, absent, shared, token);
   __syncthreads();
   if (token < 0) return WriteHeads(args, StampOf(run, args.stamp), shared);
 #pragma unroll 1
@@ -237,7 +240,7 @@ __global__ void __launch_bounds__(kSendThreads)
     SendRow<kCount>(format, source, places, token);
   }
   SendRest(format, source, places, token);
-  WriteMetadata(args, shared, token);
+  WriteMetadata(args, absent, shared, token);
 }
 
 int64_t SharedBytes(const DispatchSendArgs& args) {

@@ -59,7 +59,10 @@ __device__ __forceinline__ void* const* SendSlots(const KernelRun& run, void* co
   return run.channel == nullptr ? slots : slots + ((run.channel->issued + 1) & 1) * ranks;
 }
 __device__ __forceinline__ MessageStamp StampOf(const KernelRun& run, MessageStamp stamp) {
-  if (run.channel != nullptr) stamp.sequence = run.channel->issued + 1;
+  if (run.channel == nullptr) return stamp;
+  stamp.sequence = run.channel->issued + 1;
+  stamp.incarnation = run.channel->epoch.incarnation;
+  stamp.membership_epoch = run.channel->epoch.membership_epoch;
   return stamp;
 }
 
@@ -71,7 +74,9 @@ struct ReceiveSlots {
 
   // Those of the exchange that a receive kernel unpacks.
   __device__ __forceinline__ void Choose(const KernelRun& run, int64_t ranks) {
-    if (run.channel == nullptr || (run.channel->issued & 1) == 0) return;
+    if (run.channel == nullptr) return;
+    first = run.channel->epoch.first_slot;
+    if ((run.channel->issued & 1) == 0) return;
     if (table != nullptr) table += ranks;
     if (first != nullptr) first = At<char>(first, ranks * slot_bytes);
   }

@@ -58,8 +58,9 @@ struct LaunchOptions {
   bool fused = true;
   // On the device, or null: what the launched kernels widen. For benchmarks.
   KernelTimes* times = nullptr;
-  // On the device, or null. With it, the exchange's number is what the channel says, and not the stamp's: `slots` have
-  // 2 N entries, those of odd exchanges behind those of even ones, and nothing is done once the channel has failed.
+  // On the device, or null. With it, the exchange's number is what the channel says, and so is all that ChannelEpoch
+  // has, whatever stamp, `absent` and `first_slot` say: `slots` have 2 N entries, those of odd exchanges behind those of
+  // even ones, and nothing is done once the channel has failed.
   const ChannelState* channel = nullptr;
 
   KernelRun run() const { return {times, channel}; }

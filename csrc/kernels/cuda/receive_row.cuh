@@ -26,7 +26,7 @@ __device__ __forceinline__ void ReceiveRow(const RowFormat& format, const RowTar
   char* to = static_cast<char*>(target.rows) + position * format.hidden * ElementBytes(target.type);
   const auto* scales = At<float>(from, format.scales_offset);
   if (!format.quantised || target.type == format.type) {
-    ConvertRow<kCount>(to, target.type, from, format.type, format.hidden, thread, threads);
+    ConvertRow<kCount>(to, target.type, from, format.type, static_cast<int32_t>(format.hidden), thread, threads);
   } else {
     DequantiseRow<kCount>(to, target.type, from, scales, format.hidden, thread, threads);
   }

@@ -11,33 +11,37 @@
 
 namespace jax_fabric::kernels::cuda {
 
-// Loads of a thread that are under way at once, where a row is long enough.
-inline constexpr int kInFlight = 8;
+// Loads of a thread that are under way at once, as far as a row is long enough: so many, and so many bytes.
+inline constexpr int kMostInFlight = 8;
+inline constexpr int kInFlightBytes = 128;
 
 // The same type: bit by bit.
 template <int kCount, int kElementBytes>
-__device__ __forceinline__ void CopyElements(void* to, const void* from, int64_t hidden, int thread, int threads) {
+__device__ __forceinline__ void CopyElements(char* to, const char* from, int32_t hidden, int thread, int threads) {
+  constexpr int32_t kBytes = kCount * kElementBytes;
+  constexpr int kInFlight = kInFlightBytes / kBytes < kMostInFlight ? kInFlightBytes / kBytes : kMostInFlight;
   using Raw = RawElements<kCount, kElementBytes>;
-  const int64_t step = static_cast<int64_t>(threads) * kCount;
-  int64_t at = static_cast<int64_t>(thread) * kCount;
+  const int32_t step = threads * kBytes;
+  int32_t left = hidden * kElementBytes - thread * kBytes;
+  to += thread * kBytes;
+  from += thread * kBytes;
 #pragma unroll 1
-  for (; at + (kInFlight - 1) * step < hidden; at += kInFlight * step) {
-    Raw raw[kInFlight];
+  for (; left > 0; left -= kInFlight * step, to += kInFlight * step, from += kInFlight * step) {
+    // Without values, the compiler keeps what the iteration before has left: in four times the registers.
+    Raw raw[kInFlight] = {};
 #pragma unroll
-    for (int i = 0; i < kInFlight; ++i) raw[i].Load(At<char>(from, (at + i * step) * kElementBytes));
+    for (int i = 0; i < kInFlight; ++i) {
+      if (i * step < left) raw[i].Load(from + i * step);
+    }
 #pragma unroll
-    for (int i = 0; i < kInFlight; ++i) raw[i].Store(At<char>(to, (at + i * step) * kElementBytes));
-  }
-#pragma unroll 1
-  for (; at < hidden; at += step) {
-    Raw raw;
-    raw.Load(At<char>(from, at * kElementBytes));
-    raw.Store(At<char>(to, at * kElementBytes));
+    for (int i = 0; i < kInFlight; ++i) {
+      if (i * step < left) raw[i].Store(to + i * step);
+    }
   }
 }
 
 template <int kCount>
-__device__ __forceinline__ void CopyRow(void* to, const void* from, ElementType type, int64_t hidden, int thread,
+__device__ __forceinline__ void CopyRow(char* to, const char* from, ElementType type, int32_t hidden, int thread,
                                         int threads) {
   switch (ElementBytes(type)) {
     case 4:
@@ -52,8 +56,8 @@ __device__ __forceinline__ void CopyRow(void* to, const void* from, ElementType 
 }
 
 template <int kCount>
-__device__ __forceinline__ void ConvertRow(void* to, ElementType to_type, const void* from, ElementType from_type,
-                                           int64_t hidden, int thread, int threads) {
+__device__ __forceinline__ void ConvertRow(char* to, ElementType to_type, const char* from, ElementType from_type,
+                                           int32_t hidden, int thread, int threads) {
   if (to_type == from_type) return CopyRow<kCount>(to, from, to_type, hidden, thread, threads);
   const AnyType target{to_type}, source{from_type};
 #pragma unroll 1

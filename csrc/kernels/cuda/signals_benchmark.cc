@@ -103,12 +103,11 @@ class Channel {
                          .signals = OnDevice(signals_),
                          .missing = OnDevice(missing_),
                          .peers = Allocate<ExchangePeer>(1),
-                         .flags = Allocate<int64_t>(1),
                          .through_host = true,
                          .timeout_ns = kTimeoutNs};
     exchange_.layout = layout_;
     exchange_.kind = ExchangeKind::kCombine;
-    exchange_.slots = receive_.slots;
+    exchange_.slots = send_.slots;
     exchange_.axis_rank = Allocate<int32_t>(1);
     exchange_.token = token_;
     exchange_.ticket = token_;

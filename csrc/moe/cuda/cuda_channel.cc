@@ -19,10 +19,7 @@ struct KernelPair {
 }  // namespace
 
 kernels::MessageStamp CudaChannel::StampOf(const CudaCall& call) const {
-  return {.incarnation = incarnation_,
-          .signature = call.signature,
-          .channel = static_cast<uint32_t>(index_),
-          .membership_epoch = config_.membership_epoch};
+  return {.signature = call.signature, .channel = static_cast<uint32_t>(index_)};
 }
 
 cuda::ExchangeArgs CudaChannel::ExchangeOf(const CudaCall& call) const {
@@ -46,7 +43,6 @@ cudaError_t CudaChannel::Launch(const CudaCall& call, cuda::ExchangeArgs exchang
   const cuda::LaunchOptions options{.stream = call.stream,
                                     .workspace = memory_.workspace,
                                     .multiprocessors = multiprocessors_,
-                                    .first_slot = memory_.first_receive_slot,
                                     .channel = memory_.exchange.state};
   send.stamp = StampOf(call);
   send.slots = memory_.send_slots;

@@ -4,7 +4,7 @@
 // the wait for those of the others.
 //
 // Launches may be captured and replayed, and happen on one stream in one order, which is the order of the exchanges. A
-// call that XLA runs twice is one more exchange, on all ranks alike.
+// call that XLA runs twice is one more exchange, on all ranks alike. Nothing in a launch is of one membership epoch.
 #ifndef JAX_FABRIC_MOE_CUDA_CUDA_CHANNEL_H_
 #define JAX_FABRIC_MOE_CUDA_CUDA_CHANNEL_H_
 
@@ -37,16 +37,14 @@ class CudaChannel {
   // What lies where; all of it on the device, or mapped there.
   struct Memory {
     kernels::cuda::ExchangeChannel exchange;
-    void* const* send_slots = nullptr;           // [2 N] those of odd exchanges behind those of even ones
-    const void* const* receive_slots = nullptr;  // [2 N] the same
-    const void* first_receive_slot = nullptr;    // null: they do not lie one after the other
-    int64_t* message_bytes = nullptr;            // [N]
-    void* workspace = nullptr;                   // WorkspaceBytes(layout, max_tokens)
+    void* const* send_slots = nullptr;     // [2 N] those of odd exchanges behind those of even ones
+    void* const* receive_slots = nullptr;  // [2 N] the same
+    int64_t* message_bytes = nullptr;      // [N]
+    void* workspace = nullptr;             // WorkspaceBytes(layout, max_tokens)
   };
   // `config` outlives the channel.
-  CudaChannel(int32_t index, const MoeConfig& config, uint64_t incarnation, int32_t multiprocessors,
-              const Memory& memory)
-      : index_(index), config_(config), incarnation_(incarnation), multiprocessors_(multiprocessors), memory_(memory) {}
+  CudaChannel(int32_t index, const MoeConfig& config, int32_t multiprocessors, const Memory& memory)
+      : index_(index), config_(config), multiprocessors_(multiprocessors), memory_(memory) {}
 
   // From any thread. What the arguments say of rounds, stamps, slots and message_bytes is filled in. kBegin does not
   // look at `receive`; kFinish needs of `send` what later rounds send.
@@ -60,11 +58,11 @@ class CudaChannel {
   cudaError_t Launch(const CudaCall& call, kernels::cuda::ExchangeArgs exchange, SendArgs send, ReceiveArgs receive,
                      const Kernels& kernels) const;
   kernels::cuda::ExchangeArgs ExchangeOf(const CudaCall& call) const;
+  // All that launches may say of it: the rest is the epoch's, and known on the device (ChannelEpoch).
   kernels::MessageStamp StampOf(const CudaCall& call) const;
 
   const int32_t index_;
   const MoeConfig& config_;
-  const uint64_t incarnation_;
   const int32_t multiprocessors_;
   const Memory memory_;
 };

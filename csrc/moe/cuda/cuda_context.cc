@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <thread>
 #include <utility>
 
@@ -26,18 +27,11 @@ int64_t BytesOfAll(int32_t channels, const kernels::SlotLayout& layout) {
   return parts.bytes();
 }
 
-Status CheckSupported(const MoeConfig& config) {
-  if (config.PresentRanks() == config.layout.shape.ranks) return {};
-  return MakeError(ErrorCode::kFailedPrecondition,
-                   "a context on GPUs cannot go on without ranks that were lost: start the program anew");
-}
-
 }  // namespace
 
 Result<std::unique_ptr<CudaContext>> CudaContext::Create(const MoeConfig& config, DomainGroup* group, HostProxy* proxy,
-                                                         const Options& options) {
+                                                         const Options& options, const CudaContext* predecessor) {
   JF_RETURN_IF_ERROR(config.Validate());
-  JF_RETURN_IF_ERROR(CheckSupported(config));
   std::unique_ptr<CudaContext> context(new CudaContext(config, group, proxy, options));
   const DeviceGuard guard(options.device);
   JF_RETURN_IF_ERROR(FromCuda(guard.error(), "cudaSetDevice"));
@@ -49,8 +43,8 @@ Result<std::unique_ptr<CudaContext>> CudaContext::Create(const MoeConfig& config
                                                    .staging_bytes = slots_bytes,
                                                    .map_peers = false,
                                                    .memory_options = options.force_staged ? 2u : 1u}));
-  JF_RETURN_IF_ERROR(context->AllocateDeviceMemory());
-  JF_RETURN_IF_ERROR(context->AllocateMappedMemory());
+  JF_RETURN_IF_ERROR(context->AllocateMemory());
+  JF_RETURN_IF_ERROR(context->TakeRecordedMemory(predecessor));
   return context;
 }
 
@@ -62,7 +56,7 @@ void CudaContext::StopPolling() {
 }
 
 // XLA replays or updates a program that it has recorded without asking whether it still can. Its kernels find that
-// their channel has failed, and do not look at slots then.
+// their channel has failed, and do not look at slots then; or that another context has taken over.
 bool CudaContext::Retire() {
   StopPolling();
   peers_.clear();
@@ -78,19 +72,31 @@ int64_t CudaContext::FlagOffset(int32_t channel, int32_t source) const {
   return slots_bytes + (int64_t{channel} * config_.layout.shape.ranks + source) * static_cast<int64_t>(sizeof(int64_t));
 }
 
-Status CudaContext::AllocateDeviceMemory() {
+Status CudaContext::AllocateMemory() {
   JF_ASSIGN_OR_RETURN(shared_, DeviceMemory::Allocate(options_.device, FlagOffset(config_.channels, 0)));
-  JF_ASSIGN_OR_RETURN(
-      private_, DeviceMemory::Allocate(options_.device, BytesOfAll<PrivateMemory>(config_.channels, config_.layout)));
-  return {};
-}
-
-Status CudaContext::AllocateMappedMemory() {
-  JF_ASSIGN_OR_RETURN(words_,
-                      MappedMemory::Allocate(options_.device, BytesOfAll<HostWords>(config_.channels, config_.layout)));
   if (!options_.force_staged) return {};
   JF_ASSIGN_OR_RETURN(host_slots_, MappedMemory::Register(options_.device, connector_->memory()));
   return {};
+}
+
+Status CudaContext::TakeRecordedMemory(const CudaContext* predecessor) {
+  const int64_t device_bytes = BytesOfAll<PrivateMemory>(config_.channels, config_.layout);
+  const int64_t host_bytes = BytesOfAll<HostWords>(config_.channels, config_.layout);
+  if (predecessor == nullptr) {
+    auto recorded = std::make_shared<RecordedMemory>();
+    JF_ASSIGN_OR_RETURN(recorded->device, DeviceMemory::Allocate(options_.device, device_bytes));
+    JF_ASSIGN_OR_RETURN(recorded->host, MappedMemory::Allocate(options_.device, host_bytes));
+    recorded_ = std::move(recorded);
+    return {};
+  }
+  recorded_ = predecessor->recorded_;
+  if (recorded_->device.bytes() < device_bytes || recorded_->host.bytes() < host_bytes) {
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "a context of {} + {} bytes cannot take the place of one of another configuration, with {} + {}",
+                     device_bytes, host_bytes, recorded_->device.bytes(), recorded_->host.bytes());
+  }
+  std::memset(recorded_->host.host(), 0, host_bytes);
+  return recorded_->device.Clear();
 }
 
 Result<Bytes> CudaContext::Introduction() const {
@@ -118,7 +124,7 @@ Status CudaContext::OpenPeers() {
   const int32_t ranks = config_.layout.shape.ranks;
   peers_.resize(ranks);
   for (int32_t rank = 0; rank < ranks; ++rank) {
-    if (rank == config_.layout.shape.rank) continue;
+    if (rank == config_.layout.shape.rank || config_.IsAbsent(rank)) continue;
     const PeerConnector::Acquaintance& peer = connector_->acquaintances()[rank];
     auto opened = PeerDeviceMemory::Open(options_.device, peer.device_memory, peer.same_process);
     if (!opened) {
@@ -141,7 +147,8 @@ std::byte* CudaContext::ReceiveSlot(int32_t channel, int32_t rank, int parity) c
 
 std::byte* CudaContext::SendSlot(int32_t channel, int32_t rank, int parity) const {
   const int32_t me = config_.layout.shape.rank;
-  if (rank == me) return ReceiveSlot(channel, me, parity);
+  // What the send kernel says to an absent rank, the exchange kernel replaces by what comes of it: nothing.
+  if (rank == me || config_.IsAbsent(rank)) return ReceiveSlot(channel, rank, parity);
   if (options_.force_staged) {
     return staging_slots_.device() + config_.ChannelOffset(channel) + config_.layout.SlotOffset(rank, parity);
   }
@@ -156,16 +163,17 @@ Status CudaContext::Upload(T* to, const std::vector<T>& values) const {
 Status CudaContext::MakeChannel(int32_t index) {
   const kernels::SlotLayout& layout = config_.layout;
   const int32_t ranks = layout.shape.ranks, me = layout.shape.rank;
-  const auto on_device = PartOf<PrivateMemory>(private_.data(), index, layout);
-  const auto words = PartOf<HostWords>(words_.host(), index, layout);
-  const auto mapped_words = PartOf<HostWords>(words_.device(), index, layout);
+  const auto on_device = PartOf<PrivateMemory>(recorded_->device.data(), index, layout);
+  const auto words = PartOf<HostWords>(recorded_->host.host(), index, layout);
+  const auto mapped_words = PartOf<HostWords>(recorded_->host.device(), index, layout);
   const PeerTable& table = connector_->table();
   std::vector<kernels::cuda::ExchangePeer> peers(ranks);
   std::vector<void*> send_slots(2 * ranks), receive_slots(2 * ranks);
   std::vector<uint8_t> through_host(ranks);
   for (int32_t rank = 0; rank < ranks; ++rank) {
     peers[rank].incarnation = table.peers[rank].incarnation;
-    through_host[rank] = options_.force_staged && rank != me;
+    peers[rank].absent = config_.IsAbsent(rank);
+    through_host[rank] = options_.force_staged && rank != me && !peers[rank].absent;
     std::byte* const memory = rank == me ? shared_.data() : options_.force_staged ? nullptr : peers_[rank].data();
     if (memory != nullptr) peers[rank].flag = reinterpret_cast<int64_t*>(memory + FlagOffset(index, me));
     for (int parity = 0; parity < 2; ++parity) {
@@ -176,6 +184,14 @@ Status CudaContext::MakeChannel(int32_t index) {
   JF_RETURN_IF_ERROR(Upload(on_device.peers, peers));
   JF_RETURN_IF_ERROR(Upload(on_device.send_slots, send_slots));
   JF_RETURN_IF_ERROR(Upload(on_device.receive_slots, receive_slots));
+  if (!config_.absent.empty()) JF_RETURN_IF_ERROR(Upload(on_device.absent, config_.absent));
+  const kernels::ChannelEpoch epoch{
+      .incarnation = table.own_incarnation,
+      .membership_epoch = config_.membership_epoch,
+      .absent = config_.PresentRanks() == ranks ? nullptr : on_device.absent,
+      .first_slot = ReceiveSlot(index, 0, 0),
+      .flags = reinterpret_cast<const int64_t*>(shared_.data() + FlagOffset(index, 0))};
+  JF_RETURN_IF_ERROR(Upload(on_device.state, std::vector{kernels::ChannelState{.epoch = epoch}}));
 
   JF_ASSIGN_OR_RETURN(auto proxied, ProxiedChannel::Create(index, config_, table, through_host, group_,
                                                            {words.signals, words.message_bytes, words.missing}));
@@ -184,19 +200,18 @@ Status CudaContext::MakeChannel(int32_t index) {
   memory.exchange.signals = mapped_words.signals;
   memory.exchange.missing = mapped_words.missing;
   memory.exchange.peers = on_device.peers;
-  memory.exchange.flags = reinterpret_cast<const int64_t*>(shared_.data() + FlagOffset(index, 0));
   memory.exchange.expert_rows = on_device.expert_rows;
-  memory.exchange.through_host = proxied->urgent();
+  // Recorded launches say it in all epochs: also when all the others are absent.
+  memory.exchange.through_host = options_.force_staged && ranks > 1;
   memory.exchange.timeout_ns = config_.timeout_us * 1000;
   memory.send_slots = on_device.send_slots;
   memory.receive_slots = on_device.receive_slots;
-  memory.first_receive_slot = ReceiveSlot(index, 0, 0);
   memory.message_bytes = options_.force_staged ? mapped_words.message_bytes : on_device.message_bytes;
   memory.workspace = on_device.workspace;
   int multiprocessors = 0;
   JF_RETURN_IF_ERROR(FromCuda(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, options_.device),
                               "multiprocessors"));
-  channels_.push_back(std::make_unique<CudaChannel>(index, config_, table.own_incarnation, multiprocessors, memory));
+  channels_.push_back(std::make_unique<CudaChannel>(index, config_, multiprocessors, memory));
   proxied_.push_back(std::move(proxied));
   return {};
 }
@@ -206,11 +221,11 @@ const CudaChannel* CudaContext::channel(int32_t index) const {
   return channels_[index].get();
 }
 
-int32_t CudaContext::mapped_peers() const { return options_.force_staged ? 1 : config_.layout.shape.ranks; }
+int32_t CudaContext::mapped_peers() const { return options_.force_staged ? 1 : config_.PresentRanks(); }
 
 int64_t CudaContext::memory_bytes() const {
   const int64_t in_host_memory = static_cast<int64_t>(connector_->memory().size() + connector_->staging().size());
-  return shared_.bytes() + private_.bytes() + BytesOfAll<HostWords>(config_.channels, config_.layout) + in_host_memory;
+  return shared_.bytes() + recorded_->device.bytes() + recorded_->host.bytes() + in_host_memory;
 }
 
 const Error* CudaContext::error() const {
@@ -225,7 +240,7 @@ bool CudaContext::FailOnDevice() {
   const DeviceGuard guard(options_.device);
   bool failed = true;
   for (int32_t index = 0; index < static_cast<int32_t>(channels_.size()); ++index) {
-    kernels::ChannelState* state = PartOf<PrivateMemory>(private_.data(), index, config_.layout).state;
+    kernels::ChannelState* state = PartOf<PrivateMemory>(recorded_->device.data(), index, config_.layout).state;
     constexpr auto kStopped = kernels::SignalError::kStopped;
     failed = cudaMemcpy(&state->error, &kStopped, sizeof(kStopped), cudaMemcpyHostToDevice) == cudaSuccess && failed;
   }

@@ -2,6 +2,10 @@
 //
 // Peers whose memory the GPU can reach get their messages by its kernels' stores, and flags by which their kernels
 // know. With `force_staged` no peer does: messages go through host memory, and the host brings them there.
+//
+// XLA replays launches that it has recorded without asking anybody, and a membership epoch later a context takes the
+// place of this one. So whatever launches name (RecordedMemory) passes from context to context, and says where the rest
+// is: slots and flags, which peers of an earlier epoch may still write into, are each context's own.
 #ifndef JAX_FABRIC_MOE_CUDA_CUDA_CONTEXT_H_
 #define JAX_FABRIC_MOE_CUDA_CUDA_CONTEXT_H_
 
@@ -26,9 +30,10 @@ class CudaContext final : public RankContext {
     int device = 0;  // as CUDA numbers it in this process
     bool force_staged = false;
   };
-  // Allocates the memory; `group` and `proxy` outlive the context.
+  // Allocates the memory; `group` and `proxy` outlive the context. `predecessor`: the retired context of an earlier
+  // epoch, of the same shape, whose recorded programs go on with this one; or null.
   static Result<std::unique_ptr<CudaContext>> Create(const MoeConfig& config, DomainGroup* group, HostProxy* proxy,
-                                                     const Options& options);
+                                                     const Options& options, const CudaContext* predecessor);
   ~CudaContext() override;
 
   Platform platform() const override { return Platform::kCuda; }
@@ -48,6 +53,11 @@ class CudaContext final : public RankContext {
   const CudaChannel* channel(int32_t index) const;
 
  private:
+  struct RecordedMemory {
+    DeviceMemory device;  // PrivateMemory of all channels
+    MappedMemory host;    // their HostWords
+  };
+
   CudaContext(const MoeConfig& config, DomainGroup* group, HostProxy* proxy, const Options& options)
       : config_(config),
         group_(group),
@@ -55,8 +65,9 @@ class CudaContext final : public RankContext {
         options_(options),
         connector_(std::make_unique<PeerConnector>(config_, group)) {}
 
-  Status AllocateDeviceMemory();
-  Status AllocateMappedMemory();
+  Status AllocateMemory();
+  // Of its own, or the predecessor's, as if nothing had been done with it.
+  Status TakeRecordedMemory(const CudaContext* predecessor);
   Status OpenPeers();
   Status MakeChannel(int32_t index);
   // False: some channel may still be launched on as if nothing had happened.
@@ -75,12 +86,11 @@ class CudaContext final : public RankContext {
   HostProxy* const proxy_;
   const Options options_;
   std::unique_ptr<PeerConnector> connector_;
-  // On the device: what peers write (slots, unless staged, and flags), and what nobody else sees.
+  std::shared_ptr<const RecordedMemory> recorded_;
+  // On the device, what peers write: slots, unless staged, and flags.
   DeviceMemory shared_;
-  DeviceMemory private_;
   std::vector<PeerDeviceMemory> peers_;  // of each rank but this one; empty if staged
-  // In host memory: words that tell things, and with staging, the slots and the staging slots of the connector.
-  MappedMemory words_;
+  // In host memory, with staging: the slots and the staging slots of the connector.
   MappedMemory host_slots_;
   MappedMemory staging_slots_;
   std::vector<std::unique_ptr<CudaChannel>> channels_;

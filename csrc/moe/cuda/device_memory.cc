@@ -55,10 +55,15 @@ Result<DeviceMemory> DeviceMemory::Allocate(int device, int64_t bytes) {
                      memory.bytes_, device, allocated.error().message);
   }
   memory.data_ = static_cast<std::byte*>(data);
-  JF_RETURN_IF_ERROR(FromCuda(cudaMemset(data, 0, memory.bytes_), "cudaMemset"));
-  // The stream of the memset is not the kernels'.
-  JF_RETURN_IF_ERROR(FromCuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize"));
+  JF_RETURN_IF_ERROR(memory.Clear());
   return memory;
+}
+
+Status DeviceMemory::Clear() const {
+  const DeviceGuard guard(device_);
+  JF_RETURN_IF_ERROR(FromCuda(cudaMemset(data_, 0, bytes_), "cudaMemset"));
+  // The stream of the memset is not the kernels'.
+  return FromCuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
 }
 
 DeviceMemory::DeviceMemory(DeviceMemory&& other) noexcept { *this = std::move(other); }

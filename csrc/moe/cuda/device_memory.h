@@ -20,6 +20,9 @@ class DeviceMemory {
   // May wait for kernels that run on the device.
   ~DeviceMemory();
 
+  // Zeroes it once more.
+  Status Clear() const;
+
   std::byte* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
   // For peers, as bytes: how to reach it.

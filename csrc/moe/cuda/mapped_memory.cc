@@ -27,6 +27,7 @@ Result<MappedMemory> MappedMemory::Allocate(int device, int64_t bytes) {
   MappedMemory memory;
   memory.device_ = device;
   memory.host_ = static_cast<std::byte*>(host);
+  memory.bytes_ = bytes;
   std::memset(host, 0, bytes);
   JF_ASSIGN_OR_RETURN(memory.on_device_, OnDevice(memory.host_));
   return memory;
@@ -40,6 +41,7 @@ Result<MappedMemory> MappedMemory::Register(int device, std::span<std::byte> byt
   MappedMemory memory;
   memory.device_ = device;
   memory.host_ = bytes.data();
+  memory.bytes_ = static_cast<int64_t>(bytes.size());
   memory.registered_ = true;
   JF_ASSIGN_OR_RETURN(memory.on_device_, OnDevice(memory.host_));
   return memory;
@@ -51,6 +53,7 @@ MappedMemory& MappedMemory::operator=(MappedMemory&& other) noexcept {
   std::swap(device_, other.device_);
   std::swap(host_, other.host_);
   std::swap(on_device_, other.on_device_);
+  std::swap(bytes_, other.bytes_);
   std::swap(registered_, other.registered_);
   return *this;
 }

@@ -24,11 +24,13 @@ class MappedMemory {
 
   std::byte* host() const { return host_; }
   std::byte* device() const { return on_device_; }
+  int64_t bytes() const { return bytes_; }
 
  private:
   int device_ = 0;
   std::byte* host_ = nullptr;
   std::byte* on_device_ = nullptr;
+  int64_t bytes_ = 0;
   bool registered_ = false;
 };
 

@@ -1,4 +1,5 @@
-// Where the parts of one channel lie in memory of which only this rank's kernels and host know.
+// Where the parts of one channel lie in memory of which only this rank's kernels and host know, and which recorded
+// launches name: it stays where it is over all membership epochs.
 #ifndef JAX_FABRIC_MOE_CUDA_PRIVATE_MEMORY_H_
 #define JAX_FABRIC_MOE_CUDA_PRIVATE_MEMORY_H_
 
@@ -35,6 +36,7 @@ struct PrivateMemory {
   kernels::cuda::ExchangePeer* peers;  // [N]
   int64_t* expert_rows;                // [N]
   int64_t* message_bytes;              // [N]
+  uint8_t* absent;                     // [N]
   void** send_slots;                   // [2 N]
   void** receive_slots;                // [2 N]
   std::byte* workspace;
@@ -44,13 +46,14 @@ struct PrivateMemory {
         peers(parts.Take<kernels::cuda::ExchangePeer>(layout.shape.ranks)),
         expert_rows(parts.Take<int64_t>(layout.shape.ranks)),
         message_bytes(parts.Take<int64_t>(layout.shape.ranks)),
+        absent(parts.Take<uint8_t>(layout.shape.ranks)),
         send_slots(parts.Take<void*>(2 * layout.shape.ranks)),
         receive_slots(parts.Take<void*>(2 * layout.shape.ranks)),
         // jax.vmap may fold as many batches into one call as it has rows.
         workspace(parts.Take<std::byte>(kernels::cuda::WorkspaceBytes(layout, layout.shape.max_tokens))) {}
 };
 
-// In host memory that the device has mapped.
+// In host memory that the device has mapped; the same holds.
 struct HostWords {
   kernels::ChannelSignals* signals;
   int64_t* message_bytes;  // [N]

@@ -199,7 +199,6 @@ class Device {
                         .signals = host.signals(),
                         .missing = host.missing(),
                         .peers = Allocate(std::vector<kernels::cuda::ExchangePeer>(kRanks)),
-                        .flags = Allocate(std::vector<int64_t>(kRanks)),
                         .expert_rows = Allocate(std::vector<int64_t>(kRanks)),
                         .through_host = true,
                         .timeout_ns = 20'000'000'000};
@@ -220,7 +219,7 @@ class Device {
 
   // The last exchange is done, and this is the number of the next one.
   void SetNext(int64_t sequence) {
-    const ChannelState state{.issued = sequence - 1, .finished = sequence - 1};
+    const ChannelState state{.issued = sequence - 1, .finished = sequence - 1, .epoch = {}};
     Check(cudaMemcpy(state_, &state, sizeof(state), cudaMemcpyHostToDevice));
   }
   void Launch() { Check(cudaGraphLaunch(graph_, stream_)); }

@@ -20,7 +20,8 @@ enum class SignalError : uint32_t {
   kCapacity = 4,         // more rows for rank `source` than its capacity: `detail`
   kElementCapacity = 5,  // element `source` of a batch has `detail` rows more than its capacity
   kRank = 6,             // the program is on rank `detail` of its axis
-  kOrder = 7,            // an exchange was begun before the one before it was finished, or finished without a beginning
+  kNotDone = 7,          // an exchange was begun before the one before it was finished
+  kNotBegun = 8,         // an exchange was finished without a beginning, or twice
 };
 
 // Of one channel, in host memory that the device has mapped. Each line has one writer.
@@ -47,9 +48,9 @@ struct ChannelSignals {
 struct ChannelEpoch {
   uint64_t incarnation = 0;  // of this rank
   uint32_t membership_epoch = 0;
-  const uint8_t* absent = nullptr;    // [N] not 0 for ranks that take no part; null: all do
-  const void* first_slot = nullptr;   // of this rank's 2 N slots, if they lie one after the other; else null
-  const int64_t* flags = nullptr;     // [N] by the peers: the last exchange whose message is complete
+  const uint8_t* absent = nullptr;   // [N] not 0 for ranks that take no part; null: all do
+  const void* first_slot = nullptr;  // of this rank's 2 N slots, if they lie one after the other; else null
+  const int64_t* flags = nullptr;    // [N] by the peers: the last exchange whose message is complete
 };
 
 // Of one channel, in device memory. Written by one kernel at a time.

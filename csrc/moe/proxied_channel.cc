@@ -235,11 +235,16 @@ Error ProxiedChannel::ErrorOfDevice() const {
               fmt::format("{}: called on rank {} of the axis, and this device is rank {} of the context: use the mesh "
                           "that the Fabric was made with",
                           name, line.detail, rank)};
-    case SignalError::kOrder:
-      return {ErrorCode::kFailedPrecondition,
-              fmt::format("{}: rank {} began an exchange before the one before it was done, or ended one that was not "
-                          "begun: calls in flight at once need channels of their own",
-                          name, rank)};
+    case SignalError::kNotDone:
+      return {
+          ErrorCode::kFailedPrecondition,
+          fmt::format("{}: rank {} began an exchange before the one before it was done: calls in flight at once need "
+                      "channels of their own",
+                      name, rank)};
+    case SignalError::kNotBegun:
+      return {
+          ErrorCode::kFailedPrecondition,
+          fmt::format("{}: rank {} was to end a call that was not started here, or has been done already", name, rank)};
     case SignalError::kStopped:
     case SignalError::kNone:
       break;

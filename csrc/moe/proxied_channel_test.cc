@@ -63,8 +63,8 @@ class Rank {
   void Connect(const std::vector<Bytes>& introductions) {
     const Status connected = connector_->Connect(introductions, In(20'000));
     ASSERT_TRUE(connected.has_value()) << connected.error().message;
-    std::vector<uint8_t> through_host(config_.layout.shape.ranks, 1);
-    through_host[me()] = 0;
+    std::vector<uint8_t> through_host;
+    for (int32_t rank = 0; rank < ranks(); ++rank) through_host.push_back(IsPeer(rank));
     for (int32_t index = 0; index < config_.channels; ++index) {
       channels_.push_back(
           ProxiedChannel::Create(index, config_, connector_->table(), through_host, group_,
@@ -86,7 +86,7 @@ class Rank {
 
   void Pack(int32_t channel, int64_t sequence) {
     for (int32_t target = 0; target < ranks(); ++target) {
-      if (target == me()) continue;
+      if (!IsPeer(target)) continue;
       std::byte* slot = connector_->staging().data() + Offset(channel, target, sequence);
       message_bytes(channel, target) = LengthOf(me(), target, sequence, config_.layout.SlotBytes());
       for (int64_t i = 0; i < message_bytes(channel, target); ++i) slot[i] = ByteOf(me(), target, sequence, i);
@@ -108,7 +108,7 @@ class Rank {
   int64_t CountWrongBytes(int32_t channel, int64_t sequence) const {
     int64_t wrong = 0;
     for (int32_t source = 0; source < ranks(); ++source) {
-      if (source == me()) continue;
+      if (!IsPeer(source)) continue;
       const std::byte* slot = connector_->memory().data() + Offset(channel, source, sequence);
       const int64_t length = LengthOf(source, me(), sequence, config_.layout.SlotBytes());
       for (int64_t i = 0; i < length; ++i) wrong += slot[i] != ByteOf(source, me(), sequence, i);
@@ -147,6 +147,7 @@ class Rank {
   }
   int32_t me() const { return config_.layout.shape.rank; }
   int32_t ranks() const { return config_.layout.shape.ranks; }
+  bool IsPeer(int32_t rank) const { return rank != me() && !config_.IsAbsent(rank); }
   int64_t Offset(int32_t channel, int32_t rank, int64_t sequence) const {
     return config_.ChannelOffset(channel) + config_.layout.SlotOffset(rank, sequence);
   }
@@ -164,13 +165,16 @@ class Rank {
 
 class ProxiedChannelTest : public ::testing::Test {
  protected:
-  void Start(int32_t ranks, int64_t timeout_us = 60'000'000) {
+  // `absent`: as in the configuration; those have no part in ranks_.
+  void Start(int32_t ranks, const std::vector<uint8_t>& absent = {}) {
     MoeConfig config = testing::SmallConfig(ranks);
-    config.timeout_us = timeout_us;
-    std::vector<Bytes> introductions;
+    config.timeout_us = 60'000'000;
+    config.absent = absent;
+    std::vector<Bytes> introductions(ranks);
     for (int32_t rank = 0; rank < ranks; ++rank) {
+      if (config.IsAbsent(rank)) continue;
       ranks_.push_back(Rank::Make(rank, config));
-      introductions.push_back(ranks_.back()->Introduction());
+      introductions[rank] = ranks_.back()->Introduction();
     }
     for (const auto& rank : ranks_) rank->Connect(introductions);
   }
@@ -225,6 +229,31 @@ TEST_F(ProxiedChannelTest, ALostRankEndsWaitsWithItsName) {
   EXPECT_TRUE(error.find("without rank 2") != std::string::npos || error.find("'rank2'") != std::string::npos) << error;
 }
 
+TEST_F(ProxiedChannelTest, AnAbsentRankIsNeitherWaitedForNorMissed) {
+  Start(3, {0, 1, 0});
+  OnEachRank([](Rank& rank) {
+    for (int64_t sequence = 1; sequence <= 20; ++sequence) rank.Exchange(0, sequence);
+  });
+  auto& line = ranks_[0]->signals(1).error;
+  line.error = SignalError::kDeadline;
+  std::atomic_ref(line.sequence).store(int64_t{1}, std::memory_order_release);
+  const std::string late = ranks_[0]->ErrorOf(1);
+  EXPECT_NE(late.find("for rank(s) 2"), std::string::npos) << late;
+  ranks_[1]->Leave();
+  ranks_[0]->Pack(0, 21);
+  ranks_[0]->Post(0, 21);
+  EXPECT_FALSE(ranks_[0]->Wait(0, 21));
+  const std::string lost = ranks_[0]->ErrorOf(0);
+  EXPECT_TRUE(lost.find("without rank 2") != std::string::npos || lost.find("'rank2'") != std::string::npos) << lost;
+}
+
+// Kernels that were recorded with peers tell the host in every epoch.
+TEST_F(ProxiedChannelTest, NobodyIsLeftToSendTo) {
+  Start(2, {0, 1});
+  for (int64_t sequence = 1; sequence <= 3; ++sequence) ranks_[0]->Post(0, sequence);
+  EXPECT_EQ(ranks_[0]->ErrorOf(0, 50), "");
+}
+
 TEST_F(ProxiedChannelTest, WordsForWhatTheDeviceSays) {
   struct Case {
     SignalError error;
@@ -239,7 +268,8 @@ TEST_F(ProxiedChannelTest, WordsForWhatTheDeviceSays) {
       {SignalError::kCapacity, 1, 99, "99 rows were routed to the experts of rank 1, and capacity="},
       {SignalError::kElementCapacity, 3, 5, "element 3 of a batch has 5 rows more for rank 0 than capacity="},
       {SignalError::kRank, 0, 1, "called on rank 1 of the axis, and this device is rank 0"},
-      {SignalError::kOrder, 0, 0, "calls in flight at once need channels of their own"},
+      {SignalError::kNotDone, 0, 0, "calls in flight at once need channels of their own"},
+      {SignalError::kNotBegun, 0, 0, "was to end a call that was not started here, or has been done already"},
   };
   for (const Case& each : cases) {
     Start(2);

@@ -103,7 +103,11 @@ def misused(checker: Checker, steps: int) -> None:
         return first.weights + moe.dispatch_done(pending, overlap=first.token).weights
 
     operands = [checker.put(each) for each in routing(checker.sizes, 1)]
-    expect_failure(checker, checker.on_ranks(twice), operands, "or ended one that was not begun")
+    step = checker.on_ranks(checker.layer)
+    step(*operands).block_until_ready()
+    words = "was to end a call that was not started here, or has been done already"
+    expect_failure(checker, checker.on_ranks(twice), operands, words)
+    expect_failure(checker, step, operands, words)
 
 
 def closed(checker: Checker, steps: int) -> None:

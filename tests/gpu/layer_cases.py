@@ -217,14 +217,15 @@ def _scanned(layer: Layer) -> Layer:
 def _plain_layers(experts: int) -> dict[str, Layer]:
     """What an exchange on one device comes to in plain JAX: rows in the order of experts, and back.
 
-    Both ways to sum a token's rows that are in use: where they go to, or where they come from.
+    Both ways to sum a token's rows that are in use: where they go to, or where they come from. The
+    rows are there in between, as experts would find them, and not a part of one large fusion.
     """
 
     def by_expert(x, choices):
         # Choices that are not routed go last, with weight 0.
         keys = jnp.where(choices < 0, experts, choices).reshape(-1)
         order = jnp.argsort(keys)
-        return order, x[order // choices.shape[1]]
+        return order, jax.lax.optimization_barrier(x[order // choices.shape[1]])
 
     def scattered(x, choices, weights):
         order, rows = by_expert(x, choices)

@@ -27,7 +27,8 @@ __device__ __forceinline__ PairScan ScanWarp(Pair value) {
     const Pair other = {__shfl_up_sync(0xffffffffu, sum.a, i), __shfl_up_sync(0xffffffffu, sum.b, i)};
     if (lane >= i) sum = other + sum;
   }
-  return {{sum.a - value.a, sum.b - value.b}, {__shfl_sync(0xffffffffu, sum.a, 31), __shfl_sync(0xffffffffu, sum.b, 31)}};
+  return {{sum.a - value.a, sum.b - value.b},
+          {__shfl_sync(0xffffffffu, sum.a, 31), __shfl_sync(0xffffffffu, sum.b, 31)}};
 }
 
 // By all threads of a block of 32 warps, whose lanes have the same value each: over the warps.

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "csrc/kernels/cuda/dependent_launch.cuh"
 #include "csrc/kernels/cuda/elements.cuh"
 #include "csrc/kernels/cuda/grid.h"
 #include "csrc/kernels/cuda/kernel_timer.cuh"
@@ -165,6 +166,7 @@ __device__ void WriteHead(const CombineSendArgs& args, const KernelRun& run, int
 template <int kCount, typename From, typename To>
 __global__ void __launch_bounds__(kRowThreads, kSendBlocks)
     CombineSendKernel(const __grid_constant__ CombineSendArgs args, From from_type, To to_type, KernelRun run) {
+  LetNextKernelBegin();
   const KernelTimer timer(run.times);
   if (HasFailed(run)) return;
   extern __shared__ int32_t begins[];
@@ -291,6 +293,7 @@ template <int kCount, typename From, typename To>
 __global__ void __launch_bounds__(kTokenThreads, kTokenBlocks)
     CombineReceiveKernel(const __grid_constant__ CombineReceiveArgs args, From from_type, To to_type,
                          ReceiveSlots slots, KernelRun run) {
+  AwaitKernelBefore();
   const KernelTimer timer(run.times);
   if (HasFailed(run)) return;
   slots.Choose(run, args.layout.shape.ranks);
@@ -333,9 +336,10 @@ cudaError_t LaunchReceive(const CombineReceiveArgs& args, const LaunchOptions& o
   if (args.t_rows == 0) return cudaSuccess;
   const int64_t threads = (shape.hidden + kCount - 1) / kCount;
   const dim3 blocks(args.t_rows, static_cast<uint32_t>((threads + kTokenThreads - 1) / kTokenThreads));
-  CombineReceiveKernel<kCount><<<blocks, kTokenThreads, sizeof(char*) * shape.ranks, options.stream>>>(
-      args, types.from, types.to, ReceiveSlots{args.slots, options.first_slot, args.layout.SlotBytes()}, options.run());
-  return cudaGetLastError();
+  return LaunchDependent(options.follows_exchange(),
+                         CombineReceiveKernel<kCount, decltype(types.from), decltype(types.to)>, blocks, kTokenThreads,
+                         sizeof(char*) * shape.ranks, options.stream, args, types.from, types.to,
+                         ReceiveSlots{args.slots, options.first_slot, args.layout.SlotBytes()}, options.run());
 }
 
 template <ElementType kFrom, ElementType kTo>

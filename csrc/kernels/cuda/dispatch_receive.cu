@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "csrc/kernels/cuda/block_scan.cuh"
+#include "csrc/kernels/cuda/dependent_launch.cuh"
 #include "csrc/kernels/cuda/elements.cuh"
 #include "csrc/kernels/cuda/fused_dispatch.h"
 #include "csrc/kernels/cuda/grid.h"
@@ -134,9 +135,10 @@ __device__ __forceinline__ void NumberEntries(const Entry* entries, int32_t begi
 
 // A block for each source and element. Entries are in the order of rows, so a row's number among those of its source
 // for an expert is its entry's among those of the expert. Counts twice: where each warp's part begins, then for good.
-__global__ void __launch_bounds__(kMostCountWarps * kWarp)
+__global__ void __launch_bounds__(kMostCountWarps* kWarp)
     CountKernel(const __grid_constant__ DispatchReceiveArgs args,
                 const __grid_constant__ DispatchReceiveWorkspace workspace, ReceiveSlots slots, KernelRun run) {
+  AwaitKernelBefore();
   const KernelTimer timer(run.times);
   if (HasFailed(run)) return;
   slots.Choose(run, args.layout.shape.ranks);
@@ -342,8 +344,10 @@ cudaError_t ReceiveFirstRound(const DispatchReceiveArgs& args, const LaunchOptio
   const ReceiveSlots slots{args.slots, options.first_slot, args.layout.SlotBytes()};
   const int32_t warps = CountWarps(shape);
   if (warps == 0) return cudaErrorInvalidValue;
-  CountKernel<<<dim3(shape.ranks, args.elements), warps * kWarp, int64_t{4} * warps * shape.experts_per_rank,
-                options.stream>>>(args, workspace, slots, options.run());
+  const cudaError_t error = LaunchDependent(options.follows_exchange(), CountKernel, dim3(shape.ranks, args.elements),
+                                            warps * kWarp, int64_t{4} * warps * shape.experts_per_rank, options.stream,
+                                            args, workspace, slots, options.run());
+  if (error != cudaSuccess) return error;
   ScanKernel<<<args.elements, kScanThreads, 0, options.stream>>>(args, workspace, options.run());
   const dim3 blocks(shape.ranks + kPaddingBlocks,
                     BlocksOfMessage(shape.ranks, shape.max_tokens, options.multiprocessors, kMoveBlocks));

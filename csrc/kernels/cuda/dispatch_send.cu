@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "csrc/kernels/cuda/block_scan.cuh"
+#include "csrc/kernels/cuda/dependent_launch.cuh"
 #include "csrc/kernels/cuda/dispatch_metadata.cuh"
 #include "csrc/kernels/cuda/fused_dispatch.h"
 #include "csrc/kernels/cuda/kernel_timer.cuh"
@@ -245,6 +246,7 @@ __global__ void __launch_bounds__(kSendThreads, kSendBlocks)
     MessagesKernel(const __grid_constant__ DispatchSendArgs args,
                    const __grid_constant__ DispatchSendWorkspace workspace, const __grid_constant__ SendRowsArgs rows,
                    KernelRun run) {
+  LetNextKernelBegin();
   const KernelTimer timer(run.times);
   if (HasFailed(run)) return;
   extern __shared__ char* places[];  // [N]

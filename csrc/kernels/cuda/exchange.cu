@@ -2,6 +2,7 @@
 #include <cuda/atomic>
 
 #include "csrc/kernels/cuda/check_message.cuh"
+#include "csrc/kernels/cuda/dependent_launch.cuh"
 #include "csrc/kernels/cuda/exchange.h"
 #include "csrc/kernels/cuda/grid.h"
 #include "csrc/kernels/cuda/kernel_timer.cuh"
@@ -70,7 +71,7 @@ __device__ bool MayGoOn(const ExchangeArgs& args, int64_t issued, int64_t sequen
   }
   const bool is_begun = issued == finished + 1;
   if (is_second_half ? is_begun && ticket == static_cast<int32_t>(sequence) : issued == finished) return true;
-  Fail(args.channel, SignalError::kOrder, 0, static_cast<int64_t>(args.part));
+  Fail(args.channel, is_second_half ? SignalError::kNotBegun : SignalError::kNotDone, 0, 0);
   return false;
 }
 
@@ -87,7 +88,8 @@ __device__ __forceinline__ void Tell(const ExchangeChannel& channel, int64_t seq
   if (flag != nullptr) SystemWord<int64_t>(*flag).store(sequence, ::cuda::memory_order_relaxed);
 }
 
-// By one thread: until the message of `source` is here, or something else ends the wait. `flag`: by the source, or null.
+// By one thread: until the message of `source` is here, or something else ends the wait. `flag`: by the source, or
+// null.
 __device__ bool WaitFor(const ExchangeChannel& channel, int64_t sequence, int32_t source, const int64_t* flag) {
   // Acquires what the peer's kernel released, or what the host did for it.
   const SystemWord<int64_t> word(flag != nullptr ? *const_cast<int64_t*>(flag) : channel.signals->host.done);
@@ -246,6 +248,7 @@ __device__ bool IsLastBlock(ChannelState& state, bool& failed) {
 
 // A block for each rank.
 __global__ void __launch_bounds__(kThreads) ExchangeKernel(const __grid_constant__ ExchangeArgs args) {
+  AwaitKernelBefore();
   __shared__ bool goes_on;
   const ExchangeChannel& channel = args.channel;
   ChannelState& state = *channel.state;
@@ -261,6 +264,7 @@ __global__ void __launch_bounds__(kThreads) ExchangeKernel(const __grid_constant
   __syncthreads();
   bool failed = !goes_on;
   if (!failed && finishes) failed = !Receive(args, sequence, rank, peer, flags);
+  LetNextKernelBegin();  // no earlier: see there
   if (!IsLastBlock(state, failed)) return;
   if (finishes && args.capacity != 0) {
     CheckCapacity(args);
@@ -300,8 +304,7 @@ __global__ void BumpKernel(WatcherWord* word, const uint64_t* value) {
 }  // namespace
 
 cudaError_t Exchange(const ExchangeArgs& args, cudaStream_t stream) {
-  ExchangeKernel<<<args.layout.shape.ranks, kThreads, 0, stream>>>(args);
-  return cudaGetLastError();
+  return LaunchDependent(true, ExchangeKernel, args.layout.shape.ranks, kThreads, 0, stream, args);
 }
 
 cudaError_t CheckElements(const ExchangeArgs& args, const int32_t* dropped, int32_t elements, cudaStream_t stream) {

@@ -245,12 +245,12 @@ TEST_F(ExchangeTest, HalvesMustAlternate) {
   Run();
   EXPECT_EQ(error(), SignalError::kNone);
   Run();
-  EXPECT_EQ(error(), SignalError::kOrder);
+  EXPECT_EQ(error(), SignalError::kNotBegun);
   Reset();
   args_.part = ExchangePart::kBegin;
   Run();
   Run();
-  EXPECT_EQ(error(), SignalError::kOrder);
+  EXPECT_EQ(error(), SignalError::kNotDone);
 }
 
 // Nobody waits for a rank that takes no part, and its slot holds what the CPU's kernels would find there.

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "csrc/kernels/cuda/block_scan.cuh"
+#include "csrc/kernels/cuda/dependent_launch.cuh"
 #include "csrc/kernels/cuda/elements.cuh"
 #include "csrc/kernels/cuda/fused_dispatch.h"
 #include "csrc/kernels/cuda/grid.h"
@@ -253,6 +254,7 @@ template <int kCount, bool kWhole>
 __global__ void __launch_bounds__(kRowThreads, kBlocks)
     FusedReceiveKernel(const __grid_constant__ DispatchReceiveArgs args, const __grid_constant__ RowFormat format,
                        ReceiveSlots slots, int32_t parts, KernelRun run) {
+  AwaitKernelBefore();
   const KernelTimer timer(run.times);
   if (HasFailed(run)) return;
   slots.Choose(run, args.layout.shape.ranks);
@@ -308,9 +310,9 @@ cudaError_t FusedDispatchReceive(const DispatchReceiveArgs& args, const LaunchOp
   const int64_t most = int64_t{shape.ranks} * shape.max_tokens * parts;
   const auto blocks = static_cast<uint32_t>(
       std::min<int64_t>(int64_t{kBlocks} * options.multiprocessors, (most + kRowWarps - 1) / kRowWarps));
-  kernel<<<blocks, kRowThreads, SharedBytes(shape), options.stream>>>(
-      args, format, {args.slots, options.first_slot, args.layout.SlotBytes()}, parts, options.run());
-  return cudaGetLastError();
+  return LaunchDependent(options.follows_exchange(), kernel, blocks, kRowThreads, SharedBytes(shape), options.stream,
+                         args, format, ReceiveSlots{args.slots, options.first_slot, args.layout.SlotBytes()}, parts,
+                         options.run());
 }
 
 cudaError_t LoadFusedDispatchReceive() {

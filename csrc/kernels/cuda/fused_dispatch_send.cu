@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "csrc/kernels/cuda/dependent_launch.cuh"
 #include "csrc/kernels/cuda/dispatch_metadata.cuh"
 #include "csrc/kernels/cuda/elements.cuh"
 #include "csrc/kernels/cuda/fused_dispatch.h"
@@ -208,6 +209,7 @@ template <int kCount, bool kBatch>
 __global__ void __launch_bounds__(kSendThreads)
     FusedSendKernel(const __grid_constant__ DispatchSendArgs args, const __grid_constant__ RowFormat format,
                     KernelRun run) {
+  LetNextKernelBegin();
   const KernelTimer timer(run.times);
   if (HasFailed(run)) return;
   extern __shared__ __align__(16) char memory[];

@@ -59,11 +59,13 @@ struct LaunchOptions {
   // On the device, or null: what the launched kernels widen. For benchmarks.
   KernelTimes* times = nullptr;
   // On the device, or null. With it, the exchange's number is what the channel says, and so is all that ChannelEpoch
-  // has, whatever stamp, `absent` and `first_slot` say: `slots` have 2 N entries, those of odd exchanges behind those of
-  // even ones, and nothing is done once the channel has failed.
+  // has, whatever stamp, `absent` and `first_slot` say: `slots` have 2 N entries, those of odd exchanges behind those
+  // of even ones, and nothing is done once the channel has failed.
   const ChannelState* channel = nullptr;
 
   KernelRun run() const { return {times, channel}; }
+  // Of receive kernels: what runs before them is the exchange kernel, which knows them (dependent_launch.cuh).
+  bool follows_exchange() const { return channel != nullptr; }
 };
 
 // Enough for each of the launches with this layout. `elements`: of DispatchReceiveArgs.

@@ -1,5 +1,6 @@
 #include <cstdint>
 
+#include "csrc/kernels/cuda/dependent_launch.cuh"
 #include "csrc/kernels/cuda/kernel_timer.cuh"
 #include "csrc/kernels/cuda/load_kernels.h"
 #include "csrc/kernels/cuda/message.cuh"
@@ -12,6 +13,7 @@ namespace {
 template <int kCount>
 __global__ void __launch_bounds__(kSendThreads, kSendBlocks)
     SendRowsKernel(const __grid_constant__ SendRowsArgs args, KernelRun run) {
+  LetNextKernelBegin();
   const KernelTimer timer(run.times);
   if (HasFailed(run)) return;
   extern __shared__ char* places[];  // [N]

@@ -96,7 +96,10 @@ Status CudaContext::TakeRecordedMemory(const CudaContext* predecessor) {
                      device_bytes, host_bytes, recorded_->device.bytes(), recorded_->host.bytes());
   }
   std::memset(recorded_->host.host(), 0, host_bytes);
-  return recorded_->device.Clear();
+  JF_RETURN_IF_ERROR(recorded_->device.Clear());
+  // Until the channels are made, if they ever are: launches must not look at tables that are empty.
+  if (FailOnDevice()) return {};
+  return MakeError(ErrorCode::kInternal, "GPU {}: its memory cannot be written", options_.device);
 }
 
 Result<Bytes> CudaContext::Introduction() const {
@@ -185,12 +188,11 @@ Status CudaContext::MakeChannel(int32_t index) {
   JF_RETURN_IF_ERROR(Upload(on_device.send_slots, send_slots));
   JF_RETURN_IF_ERROR(Upload(on_device.receive_slots, receive_slots));
   if (!config_.absent.empty()) JF_RETURN_IF_ERROR(Upload(on_device.absent, config_.absent));
-  const kernels::ChannelEpoch epoch{
-      .incarnation = table.own_incarnation,
-      .membership_epoch = config_.membership_epoch,
-      .absent = config_.PresentRanks() == ranks ? nullptr : on_device.absent,
-      .first_slot = ReceiveSlot(index, 0, 0),
-      .flags = reinterpret_cast<const int64_t*>(shared_.data() + FlagOffset(index, 0))};
+  const kernels::ChannelEpoch epoch{.incarnation = table.own_incarnation,
+                                    .membership_epoch = config_.membership_epoch,
+                                    .absent = config_.PresentRanks() == ranks ? nullptr : on_device.absent,
+                                    .first_slot = ReceiveSlot(index, 0, 0),
+                                    .flags = reinterpret_cast<const int64_t*>(shared_.data() + FlagOffset(index, 0))};
   JF_RETURN_IF_ERROR(Upload(on_device.state, std::vector{kernels::ChannelState{.epoch = epoch}}));
 
   JF_ASSIGN_OR_RETURN(auto proxied, ProxiedChannel::Create(index, config_, table, through_host, group_,
@@ -239,7 +241,7 @@ const Error* CudaContext::error() const {
 bool CudaContext::FailOnDevice() {
   const DeviceGuard guard(options_.device);
   bool failed = true;
-  for (int32_t index = 0; index < static_cast<int32_t>(channels_.size()); ++index) {
+  for (int32_t index = 0; index < config_.channels; ++index) {
     kernels::ChannelState* state = PartOf<PrivateMemory>(recorded_->device.data(), index, config_.layout).state;
     constexpr auto kStopped = kernels::SignalError::kStopped;
     failed = cudaMemcpy(&state->error, &kStopped, sizeof(kStopped), cudaMemcpyHostToDevice) == cudaSuccess && failed;

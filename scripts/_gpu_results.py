@@ -17,7 +17,9 @@ Kernel times: from the beginning of the first block to the end of the last one b
 global timer, inside a CUDA graph that empties the caches before each run, another routing in every
 run (`csrc/kernels/cuda/kernels_benchmark.cc`); the copy kernel is measured the same way; `by
 events` includes the launch. Between device and host: `csrc/kernels/cuda/signals_benchmark.cc`
-and `csrc/moe/cuda/proxy_benchmark.cc`, by the host's clock.
+and `csrc/moe/cuda/proxy_benchmark.cc`, by the host's clock. All ranks on one GPU: processes that
+share it by MPS, scans of dispatch + combine by the host's clock; beside them one process that has
+all tokens and computes the same in plain JAX, without any exchange (`tests/gpu/layer_cases.py`).
 """
 
 # File -> heading of each field that is shown.

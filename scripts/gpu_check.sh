@@ -7,12 +7,12 @@
 #                                                 where the GPU is, with .gpu/ from a machine of the same processor
 #   scripts/gpu_check.sh --merge DIR --name NAME  DIR/PART of all parts, into benchmarks/results/DATE-gpu-NAME
 #
-# Parts, each under three minutes on an H200:
+# Parts, each under four minutes on an H200:
 #   smoke     the machine, one test of each kind, a short benchmark
 #   correct   every kernel over many shapes, types and routings, bit by bit
 #   programs  JAX programs of two processes with every way of XLA to run them: in halves, under vmap, scan and grad,
 #             donated, profiled, and how often each call ran
-#   processes JAX programs of 1 to 8 processes, which share the GPUs (one by MPS), and processes that fail
+#   processes JAX programs of 1 to 8 processes, which share the GPUs (one by MPS), and processes that fail or come back
 #   sanitize  compute-sanitizer's memcheck and racecheck on small shapes
 #   speed     kernel times beside a copy of the same bytes; round trips between device and host
 # DIR (default: .gpu/out/PART) gets logs/ of each step, measurements as .jsonl and PART.md with the table that is

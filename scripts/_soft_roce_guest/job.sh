@@ -35,6 +35,7 @@ WRITABLE=$(<$JOB/writable)
 [[ -z $WRITABLE ]] ||
   mount -t 9p -o trans=virtio,version=9p2000.L,msize=524288,cache=none,access=any writable "$WRITABLE" >/dev/ttyS0 2>&1 ||
   finish ""
+echo localhost >/proc/sys/kernel/hostname  # which has an address everywhere
 NETEM=$(<$JOB/netem)
 (network) >/dev/ttyS0 2>&1 || finish ""
 (set -a; . $JOB/environment; set +a; cd "$(<$JOB/folder)" && exec setsid bash $JOB/command) </dev/null >"$OUT" 2>&1

@@ -121,7 +121,8 @@ class ConnectXDomain final : public Domain {
   void SweepClosing();
   void FinishClosing(Connection& connection);
   void SweepBroken();
-  void FailPeer(PeerId peer, ErrorCode code, const std::string& cause);
+  // By value: it may be a part of what ends here.
+  void FailPeer(PeerId peer, ErrorCode code, std::string cause);
   void EndOperations(PeerId peer, ErrorCode code, const std::string& cause);
   void Housekeep();
   void KeepPeers(int64_t now_ns);

@@ -154,7 +154,7 @@ void ConnectXDomain::RemovePeer(PeerId id) {
   if (--peer.closing == 0) peer.state = PeerState::kRemoved;
 }
 
-void ConnectXDomain::FailPeer(PeerId id, ErrorCode code, const std::string& cause) {
+void ConnectXDomain::FailPeer(PeerId id, ErrorCode code, std::string cause) {
   ConnectXPeer& peer = peers_[id];
   if (peer.state != PeerState::kConnecting && peer.state != PeerState::kReady) return;
   peer.state = PeerState::kFailed;

@@ -270,8 +270,8 @@ class Fabric:
     ) -> Membership:
         """Goes on without the processes that were lost; collective over those that are left.
 
-        Call it in every surviving process after a call has raised the loss of a rank, once all that
-        this process has running has ended. The survivors agree on who they are; all contexts of the
+        Call it in every surviving process after a call (on GPUs: ``check()``) has raised the loss of
+        a rank, once all that this process has running has ended. The survivors agree on who they are; all contexts of the
         fabric begin anew among them, with memory that a late write of a lost process cannot reach.
         Compiled programs stay as they are: experts of lost ranks count as ids outside [0, E), and
         their rows of results come from nobody. Programs must not have collectives of XLA, which

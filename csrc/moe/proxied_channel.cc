@@ -214,7 +214,7 @@ Error ProxiedChannel::ErrorOfDevice() const {
   switch (line.error) {
     case SignalError::kDeadline:
       return {ErrorCode::kDeadlineExceeded, fmt::format("{}: rank {} waited {} s for rank(s) {}", name, rank,
-                                                        config_.timeout_us * 1e-6, MissingRanks(line.sequence))};
+                                                        config_.timeout_us / 1e6, MissingRanks(line.sequence))};
     case SignalError::kMessage:
       return {ErrorCode::kFailedPrecondition,
               fmt::format("{}: rank {} cannot use the message of rank {}: {}. Do all ranks run the same program with "

@@ -270,14 +270,14 @@ class Fabric:
     ) -> Membership:
         """Goes on without the processes that were lost; collective over those that are left.
 
-        Call it in every surviving process after a call (on GPUs: ``check()``) has raised the loss of
-        a rank, once all that this process has running has ended. The survivors agree on who they are; all contexts of the
-        fabric begin anew among them, with memory that a late write of a lost process cannot reach.
-        Compiled programs stay as they are: experts of lost ranks count as ids outside [0, E), and
-        their rows of results come from nobody. Programs must not have collectives of XLA, which
-        would wait for the lost processes. ``jax.distributed`` itself ends all processes some time
-        after one has died, unless ``jax_enable_recoverability`` is set, and when the process with
-        index 0 dies.
+        Call it in every surviving process after a call (on GPUs: ``check()``) has raised the loss
+        of a rank, once all that this process has running has ended. The survivors agree on who they
+        are; all contexts of the fabric begin anew among them, with memory that a late write of a
+        lost process cannot reach. Compiled programs stay as they are: experts of lost ranks count
+        as ids outside [0, E), and their rows of results come from nobody. Programs must not have
+        collectives of XLA, which would wait for the lost processes. ``jax.distributed`` itself ends
+        all processes some time after one has died, unless ``jax_enable_recoverability`` is set, and
+        when the process with index 0 dies.
 
         With ``rejoin`` it also takes processes back that were lost, now or long ago, and make their
         fabric with ``rejoin=True``: in the new membership they have their ranks and experts again.

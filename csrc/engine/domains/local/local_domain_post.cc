@@ -274,9 +274,9 @@ LocalDomain::Advance LocalDomain::TakeBounce(DeferredWrite& write, Error& error)
   }
   error = {
       ErrorCode::kPermissionDenied,
-      fmt::format("write to {}: its region was deregistered while the write was on the way, or it has removed this "
-                  "domain",
-                  peer.label())};
+      fmt::format("write of {} bytes to {:#x} of {}: remote key {:#x} was deregistered while the write was on the way "
+                  "(deregister only after the last write), or the peer has removed this domain",
+                  write.request.length, write.request.remote_address, peer.label(), write.request.remote_key)};
   return Advance::kFinished;
 }
 

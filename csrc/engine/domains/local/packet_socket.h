@@ -9,9 +9,9 @@ namespace jax_fabric::local {
 // recvmsg with MSG_DONTWAIT, where 0 really means that the other end is closed and every packet was read.
 //
 // Linux looks for a packet, and where there is none for the end of the connection, with no lock over both: if the other
-// end sends and closes in between, it reports the end although a packet lies there (once in 4,000 times where that is
-// all that the other end does; unix_dgram_recvmsg in net/unix/af_unix.c, 6.18). Nothing comes after the end, so
-// whoever asks a second time gets what there is.
+// end sends and closes in between, it reports the end although a packet lies there (unix_dgram_recvmsg in
+// net/unix/af_unix.c, seen with 6.18; rare). Nothing comes after the end, so whoever asks a second time gets what
+// there is.
 inline ssize_t ReceivePacket(int socket, msghdr& message, int flags) {
   const msghdr before = message;
   const ssize_t count = recvmsg(socket, &message, flags | MSG_DONTWAIT);

@@ -64,9 +64,10 @@ ConnectXDomain::ConnectXDomain(const ConnectXDomainOptions& options, std::unique
       queue_(nullptr, device_->verbs().ibv_destroy_cq),
       write_receives_(nullptr, device_->verbs().ibv_destroy_srq),
       message_receives_(nullptr, device_->verbs().ibv_destroy_srq),
-      registrar_(*device_, options.max_region_bytes != 0
-                               ? std::min(options.max_region_bytes, device_->limits().max_mr_size)
-                               : device_->limits().max_mr_size),
+      registrar_(*device_,
+                 options.max_region_bytes != 0 ? std::min(options.max_region_bytes, device_->limits().max_mr_size)
+                                               : device_->limits().max_mr_size,
+                 options.export_device_memory),
       memory_(registrar_, incarnation),
       loopback_(memory_),
       answerer_(incarnation, [this](const HandshakeDatagram& hello) { return Accept(hello); }),

@@ -9,12 +9,14 @@
 #define JAX_FABRIC_ENGINE_DOMAINS_CONNECTX_CONNECTX_DOMAIN_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
 #include "csrc/base/fabric_key.h"
 #include "csrc/base/status.h"
 #include "csrc/engine/domain.h"
+#include "csrc/engine/domains/nic/cuda_memory.h"
 
 namespace jax_fabric {
 
@@ -36,6 +38,8 @@ struct ConnectXDomainOptions {
   int64_t heartbeat_interval_us = 500'000;
   int64_t peer_timeout_us = 10'000'000;  // of silence
   int64_t connect_timeout_us = 30'000'000;
+  // How memory of GPUs is handed to the NIC: nic::ExportCudaMemory, but in tests.
+  std::function<Result<nic::DmaBuf>(const void* address, uint64_t length)> export_device_memory = nic::ExportCudaMemory;
   // Of the fabric: only domains with the same one can connect. Null: those without.
   std::shared_ptr<const FabricKey> key = {};
 };

@@ -159,26 +159,9 @@ PostResult ConnectXDomain::PostChain(const PagesRequest& request, uint64_t provi
 }
 
 PostResult ConnectXDomain::PostToSelf(const WriteRequest& request) {
-  nic::LoopbackWrite write;
-  write.peer = request.peer;
-  write.context = request.context;
-  write.source = static_cast<const std::byte*>(request.source);
-  write.length = request.length;
-  write.immediate = request.immediate;
-  uint64_t provider_key = 0;
-  const char* why = "the remote key is none that this domain gives for writes";
-  if (nic::OpenRemoteKey(request.remote_key, incarnation_, provider_key)) {
-    write.target_region = memory_.HoldTarget(provider_key, request.remote_address, request.length, why);
-  }
-  if (write.target_region != nullptr && request.length > 0) {
-    write.source_region = memory_.Hold(request.local_key, request.source, request.length, why);
-  }
-  if (write.target_region == nullptr || (request.length > 0 && write.source_region == nullptr)) {
-    if (write.target_region != nullptr) memory_.Release(*write.target_region);
+  if (const char* why = loopback_.Post(request, incarnation_); why != nullptr) {
     return Reject(fmt::format("write of {} bytes to this domain itself: {}", request.length, why));
   }
-  write.target = memory_.Target(*write.target_region, request.remote_address);
-  loopback_.Post(write);
   ++outstanding_;
   return PostResult::kPosted;
 }
@@ -188,7 +171,11 @@ bool ConnectXDomain::HoldSource(const SendRequest& request, nic::HeldRegion*& re
   if (request.length == 0) return true;
   const char* why = nullptr;
   region = memory_.Hold(request.local_key, request.source, request.length, why);
-  if (region != nullptr) return true;
+  if (region != nullptr && region->kind == MemoryKind::kHost) return true;
+  if (region != nullptr) {
+    why = "messages lie in host memory";
+    memory_.Release(*std::exchange(region, nullptr));
+  }
   Reject(fmt::format("message of {} bytes from {}: {}", request.length, request.source, why));
   return false;
 }
@@ -255,10 +242,9 @@ PostResult ConnectXDomain::PostReceive(const ReceiveRequest& request) {
   if (receives_.size() >= limits_.max_receives) return PostResult::kAgain;
   const char* why = nullptr;
   nic::HeldRegion* region = memory_.Hold(request.local_key, request.target, request.length, why);
-  if (region == nullptr) {
-    return Reject(fmt::format("receive of {} bytes at {}: {}", request.length, request.target, why));
-  }
-  memory_.Release(*region);  // the CPU copies, whatever the device knows of it
+  if (region != nullptr && region->kind != MemoryKind::kHost) why = "messages lie in host memory";
+  if (region != nullptr) memory_.Release(*region);  // the CPU copies, whatever the device knows of it
+  if (why != nullptr) return Reject(fmt::format("receive of {} bytes at {}: {}", request.length, request.target, why));
   receives_.push_back(request);
   DeliverHeld();
   return PostResult::kPosted;

@@ -35,6 +35,7 @@ Result<std::unique_ptr<Verbs>> Open(const std::string& library) {
   if (loaded->symbol == nullptr) missing = #symbol;
   JF_VERBS_SYMBOLS(JF_LOOK_UP)
 #undef JF_LOOK_UP
+  loaded->ibv_reg_dmabuf_mr = reinterpret_cast<decltype(&::ibv_reg_dmabuf_mr)>(dlsym(handle, "ibv_reg_dmabuf_mr"));
   if (missing == nullptr) return loaded;
   dlclose(handle);
   return MakeError(ErrorCode::kUnimplemented, "{} has no {}: install rdma-core 32 or newer", name, missing);

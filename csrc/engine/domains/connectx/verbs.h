@@ -38,6 +38,8 @@ namespace jax_fabric::connectx {
   X(ibv_port_state_str)
 
 struct Verbs {
+  // rdma-core 34 and newer; else null.
+  decltype(&::ibv_reg_dmabuf_mr) ibv_reg_dmabuf_mr = nullptr;
 #define JF_DECLARE(name) decltype(&::name) name = nullptr;
   JF_VERBS_SYMBOLS(JF_DECLARE)
 #undef JF_DECLARE

@@ -168,31 +168,9 @@ bool EfaDomain::PostImmediate(Operation& operation) {
 }
 
 PostResult EfaDomain::PostToSelf(const WriteRequest& request) {
-  nic::LoopbackWrite write;
-  write.peer = request.peer;
-  write.context = request.context;
-  write.source = static_cast<const std::byte*>(request.source);
-  write.length = request.length;
-  write.immediate = request.immediate;
-  uint64_t provider_key = 0;
-  const char* why = "the remote key is none that this domain gives for writes";
-  if (nic::OpenRemoteKey(request.remote_key, incarnation_, provider_key)) {
-    write.target_region = memory_.HoldTarget(provider_key, request.remote_address, request.length, why);
-  }
-  if (write.target_region != nullptr && request.length > 0) {
-    write.source_region = memory_.Hold(request.local_key, request.source, request.length, why);
-    if (write.source_region != nullptr &&
-        (write.source_region->kind != MemoryKind::kHost || write.target_region->kind != MemoryKind::kHost)) {
-      why = "device memory is copied by kernels, not by its own domain";
-      memory_.Release(*std::exchange(write.source_region, nullptr));
-    }
-  }
-  if (write.target_region == nullptr || (request.length > 0 && write.source_region == nullptr)) {
-    if (write.target_region != nullptr) memory_.Release(*write.target_region);
+  if (const char* why = loopback_.Post(request, incarnation_); why != nullptr) {
     return Reject(fmt::format("write of {} bytes to this domain itself: {}", request.length, why));
   }
-  write.target = memory_.Target(*write.target_region, request.remote_address);
-  loopback_.Post(write);
   ++outstanding_;
   return PostResult::kPosted;
 }

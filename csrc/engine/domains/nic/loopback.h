@@ -31,7 +31,8 @@ class Loopback {
   }
 
   bool empty() const { return writes_.empty(); }
-  void Post(const LoopbackWrite& write) { writes_.push_back(write); }
+  // A write of the domain with that incarnation to itself. Null, or why it cannot be; then nothing is posted.
+  const char* Post(const WriteRequest& request, uint64_t incarnation);
   // The next write that is done, if one is after this slice; then Drop.
   const LoopbackWrite* Advance() {
     if (writes_.empty()) return nullptr;

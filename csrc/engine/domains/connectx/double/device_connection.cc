@@ -61,8 +61,11 @@ int Device::PostOne(QueuePair& pair, const ibv_send_wr& request) {
 void Device::SendWork(QueuePair& pair) {
   while (pair.state == IBV_QPS_RTS && pair.next < pair.work.size() && pair.next_packet - pair.acknowledged < kWindow) {
     Work& work = pair.work[pair.next];
-    if (work.offset == 0 && work.length > 0 && work.inlined.empty() &&
-        FindMemory(work.key, reinterpret_cast<uint64_t>(work.source), work.length, 0) == nullptr) {
+    const bool reads = work.offset == 0 && work.length > 0 && work.inlined.empty();
+    const auto at = reinterpret_cast<uint64_t>(work.source);
+    const Memory* memory = reads ? FindMemory(work.key, at, work.length, 0) : nullptr;
+    if (memory != nullptr) work.source = memory->At(at);
+    if (reads && memory == nullptr) {
       if (pair.next > 0) return;  // what is in front of it ends first
       const Work refused = std::move(work);
       pair.work.pop_front();
@@ -167,12 +170,13 @@ bool Device::Take(QueuePair& pair, const Packet& packet) {
     // Again for each part: memory may be deregistered meanwhile.
     const uint64_t at = header.address + header.offset;
     if (!packet.bytes.empty()) {
-      if (FindMemory(header.key, at, packet.bytes.size(), IBV_ACCESS_REMOTE_WRITE) == nullptr) {
+      const Memory* memory = FindMemory(header.key, at, packet.bytes.size(), IBV_ACCESS_REMOTE_WRITE);
+      if (memory == nullptr) {
         Refuse(pair, header, IBV_WC_REM_ACCESS_ERR);
         return true;
       }
       // Twice does no harm: a part that waits for a receive is here again.
-      CopyToMemory(reinterpret_cast<void*>(at), packet.bytes);
+      CopyToMemory(memory->At(at), packet.bytes);
     }
   }
   const bool needs_receive = !header.is_write || (header.last && header.has_immediate);

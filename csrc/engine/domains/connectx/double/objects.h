@@ -15,6 +15,11 @@ namespace jax_fabric::verbs_double {
 
 struct Memory : ibv_mr {
   unsigned access = 0;
+  // Where its bytes are: at its address, but for a dma-buf, which this device has mapped.
+  std::byte* bytes = nullptr;
+  bool mapped = false;
+
+  std::byte* At(uint64_t address) const { return bytes + (address - reinterpret_cast<uint64_t>(addr)); }
 };
 
 struct Route : ibv_ah {

@@ -2,7 +2,9 @@
 #include "csrc/engine/domains/connectx/double/verbs_double.h"
 
 #include <infiniband/verbs.h>
+#include <sys/mman.h>
 #include <sys/random.h>
+#include <unistd.h>
 
 #include <array>
 #include <atomic>
@@ -55,8 +57,10 @@ int PostSharedReceive(ibv_srq* queue, ibv_recv_wr* work, ibv_recv_wr** bad) {
   return DeviceOfContext(queue->context).PostReceive(to.receives, to.capacity, work, bad);
 }
 
-ibv_mr* Register(ibv_pd* domain, void* address, size_t length, unsigned access) {
+ibv_mr* Register(ibv_pd* domain, void* address, size_t length, unsigned access, std::byte* mapped = nullptr) {
   auto memory = std::make_unique<Memory>();
+  memory->bytes = mapped != nullptr ? mapped : static_cast<std::byte*>(address);
+  memory->mapped = mapped != nullptr;
   memory->context = domain->context;
   memory->pd = domain;
   memory->addr = address;
@@ -189,9 +193,27 @@ ibv_mr* ibv_reg_mr_iova2(ibv_pd* domain, void* address, size_t length, uint64_t,
   return Register(domain, address, length, access);
 }
 
-int ibv_dereg_mr(ibv_mr* memory) {
-  DeviceOfContext(memory->context).Deregister(static_cast<Memory&>(*memory));
-  delete static_cast<Memory*>(memory);
+// Any file that can be mapped stands for a dma-buf.
+ibv_mr* ibv_reg_dmabuf_mr(ibv_pd* domain, uint64_t offset, size_t length, uint64_t address, int fd, int access) {
+  const uint64_t page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  const uint64_t before = offset % page;
+  void* mapped =
+      mmap(nullptr, before + length, PROT_READ | PROT_WRITE, MAP_SHARED, fd, static_cast<off_t>(offset - before));
+  if (mapped == MAP_FAILED) return nullptr;
+  ibv_mr* memory = Register(domain, reinterpret_cast<void*>(address), length, static_cast<unsigned>(access),
+                            static_cast<std::byte*>(mapped) + before);
+  if (memory == nullptr) munmap(mapped, before + length);
+  return memory;
+}
+
+int ibv_dereg_mr(ibv_mr* handle) {
+  auto* memory = static_cast<Memory*>(handle);
+  DeviceOfContext(memory->context).Deregister(*memory);
+  if (memory->mapped) {
+    const uint64_t before = reinterpret_cast<uint64_t>(memory->bytes) % static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+    munmap(memory->bytes - before, before + memory->length);
+  }
+  delete memory;
   return 0;
 }
 

@@ -374,27 +374,33 @@ def wheel(context: Context) -> Iterator[Step]:
     yield demo(context, venv, "demo in 4 processes", *small, env={"XLA_FLAGS": hurry})
 
 
-DEVICE_TESTS = ("connectx_device_conformance_test", "connectx_device_engine_conformance_test")
+DEVICE_TESTS = (
+    "csrc/engine/domains/connectx/connectx_device_conformance_test",
+    "csrc/engine/domains/connectx/connectx_device_engine_conformance_test",
+    "csrc/moe/connectx_device_exchange_test",
+)
 
 
 def vm(context: Context) -> Iterator[Step]:
     """The ConnectX domain over soft-RoCE devices in a virtual machine, without and with loss."""
-    package = "csrc/engine/domains/connectx"
-    targets = [f"//{package}:{name}" for name in DEVICE_TESTS]
+    targets = ["//{}:{}".format(*path.rsplit("/", 1)) for path in DEVICE_TESTS]
     yield Step("build", [bazel(), "build", "--config=ci", UNITY, *targets], essential=True)
     # All that is registered is pinned there: the machine has no room for 4 GiB.
     runs = (
         (DEVICE_TESTS[0], "", "*OneThread-*BeyondFourGiB*"),
         (DEVICE_TESTS[0], "loss 1%", "*Processes-*BeyondFourGiB*:*ManyPeers*:*EveryoneWrites*"),
         (DEVICE_TESTS[1], "loss 1%", "*-*BeyondFourGiB*:*AtAnyStep*"),
+        (DEVICE_TESTS[2], "", "*"),
+        (DEVICE_TESTS[2], "loss 1%", "*"),
     )
-    for name, netem, chosen in runs:
+    for path, netem, chosen in runs:
+        name = Path(path).name
         report = context.scratch / f"{name}{len(netem)}.xml"
         yield Step(
             f"{name}, {netem or 'no loss'}",
             [
                 *("scripts/soft_roce", "--timeout=240", f"--netem={netem}"),
-                *(f"--writable={context.scratch}", f"bazel-bin/{package}/{name}"),
+                *(f"--writable={context.scratch}", f"bazel-bin/{path}"),
                 *("--gtest_brief=1", f"--gtest_filter={chosen}", f"--gtest_output=xml:{report}"),
             ],
             report=report,

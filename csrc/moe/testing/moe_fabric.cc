@@ -10,9 +10,10 @@
 namespace jax_fabric::moe::testing {
 
 std::string FabricOptions::Describe() const {
+  constexpr const char* kTransports[] = {"simulated", "local", "real"};
   return fmt::format("ranks {} seed {} {} mapping {} again {} loss {} jitter {} us {}{}", ranks, seed,
-                     transport == Transport::kLocal ? "local" : "simulated", static_cast<int>(mapping),
-                     again_probability, loss_probability, jitter_us, inline_executors ? "inline" : "queued",
+                     kTransports[static_cast<int>(transport)], static_cast<int>(mapping), again_probability,
+                     loss_probability, jitter_us, inline_executors ? "inline" : "queued",
                      early_completions ? " early" : "");
 }
 
@@ -44,7 +45,7 @@ void MoeFabric::Boot(int32_t rank) {
   Rank& state = *ranks_[rank];
   EngineOptions engine_options;
   engine_options.threads = false;
-  engine_options.clock = &clock_;
+  engine_options.clock = &clock();
   engine_options.key = options_.key;
   engine_options.pump = [this] {
     StepAll();
@@ -96,7 +97,8 @@ void MoeFabric::CloseContexts(const std::vector<Rank*>& ranks) {
     return closed;
   };
   bool closed = false;
-  for (int round = 0; round < 100'000 && !closed; ++round) {
+  const Deadline patience = In(20'000'000);
+  for (int round = 0; (real_time() ? !Passed(patience) : round < 100'000) && !closed; ++round) {
     closed = close_all();
     StepAll();
     SkipIdleTime(0);
@@ -134,7 +136,9 @@ void MoeFabric::Renew(const MoeConfig& config) {
 
 std::unique_ptr<Domain> MoeFabric::MakeDomain(int32_t rank) {
   std::unique_ptr<Domain> domain;
-  if (options_.transport == Transport::kLocal) {
+  if (options_.transport == Transport::kReal) {
+    domain = options_.make_domain();
+  } else if (options_.transport == Transport::kLocal) {
     LocalDomainOptions local;
     local.immediate_slots = 64;
     local.message_slots = 16;
@@ -172,10 +176,11 @@ std::vector<Bytes> MoeFabric::Introductions() const {
 }
 
 void MoeFabric::Connect() {
+  constexpr int64_t kConnectUs = 20'000'000;  // emulated machines with soft-RoCE
   const std::vector<Bytes> introductions = Introductions();
   for (auto& rank : ranks_) {
     if (!rank->context) continue;
-    const Status status = rank->context->Connect(introductions, In(1'000'000));
+    const Status status = rank->context->Connect(introductions, In(kConnectUs));
     ASSERT_TRUE(status.has_value()) << status.error().message;
   }
   for (auto& rank : ranks_) rank->executor.set_inline(options_.inline_executors);
@@ -214,7 +219,8 @@ void MoeFabric::StepAll(int rounds) {
 }
 
 bool MoeFabric::StepUntil(const std::function<bool()>& done, int rounds) {
-  for (int i = 0; i < rounds; ++i) {
+  const Deadline patience = In(int64_t{1000} * rounds);
+  for (int i = 0; real_time() ? !Passed(patience) : i < rounds; ++i) {
     if (done()) return true;
     StepAll();
   }

@@ -1,5 +1,5 @@
-// All ranks of an expert-parallel context in one thread: whole engines that are stepped on a virtual
-// clock. Everything random comes from one seed.
+// All ranks of an expert-parallel context in one thread: whole engines that are stepped, on a virtual clock but where
+// the transport is a real one. Everything random comes from one seed.
 #ifndef JAX_FABRIC_MOE_TESTING_MOE_FABRIC_H_
 #define JAX_FABRIC_MOE_TESTING_MOE_FABRIC_H_
 
@@ -46,13 +46,15 @@ class QueueExecutor final : public Executor {
   std::deque<Task*> tasks_;
 };
 
-enum class Transport { kSimulated, kLocal };
+enum class Transport { kSimulated, kLocal, kReal };
 enum class Mapping { kNone, kSome, kAll };
 
 struct FabricOptions {
   int32_t ranks = 2;
   uint64_t seed = 1;
   Transport transport = Transport::kSimulated;
+  // kReal: of each rank. Time is that of the machine.
+  std::function<std::unique_ptr<Domain>()> make_domain = {};
   Mapping mapping = Mapping::kNone;
   double again_probability = 0;               // simulated: of each post
   double loss_probability = 0;                // simulated: of each segment; it is sent again
@@ -106,19 +108,22 @@ class MoeFabric {
 
   std::mt19937_64& random() { return random_; }
   bool Chance(double probability) { return std::bernoulli_distribution(probability)(random_); }
-  Deadline In(int64_t microseconds) const { return Deadline::After(clock_, microseconds); }
+  Deadline In(int64_t microseconds) const { return Deadline::After(clock(), microseconds); }
+  bool Passed(const Deadline& deadline) const { return deadline.Passed(clock()); }
+  bool real_time() const { return options_.transport == Transport::kReal; }
   // A step of one engine or executor; 1 us goes by. Returns whether there was something to do.
   bool StepAny();
   // To where the network does something next, or so far if it does nothing any more.
   void SkipIdleTime(int64_t otherwise_us);
   // Every engine and executor `rounds` times; 1 us a round.
   void StepAll(int rounds = 1);
-  // False: not within `rounds`.
+  // False: not within `rounds`; of real transports, each stands for 1 ms.
   bool StepUntil(const std::function<bool()>& done, int rounds = 20'000);
   // Nothing happens, and time goes by.
   void Sleep(int64_t microseconds) { clock_.Advance(microseconds); }
 
  private:
+  const Clock& clock() const { return real_time() ? static_cast<const Clock&>(SteadyClock::Get()) : clock_; }
   struct Rank {
     QueueExecutor executor;
     std::unique_ptr<TransferEngine> engine;

@@ -20,6 +20,8 @@ using Fault = RandomProgram::Fault;
 constexpr int kMaxSteps = 2'000'000;
 // Of the virtual clock: a call that waits longer ends with an error. Longer than any program takes.
 constexpr int64_t kTimeoutUs = 100'000'000;
+// Of the machine's clock, where a real transport goes by it.
+constexpr int64_t kPatienceUs = 60'000'000;
 
 template <typename T, size_t kCount>
 T Pick(std::mt19937_64& random, const T (&values)[kCount]) {
@@ -104,7 +106,9 @@ class ProgramRun {
   ProgramOutcome Finish() {
     ProgramOutcome outcome;
     int step = 0;
-    while (step < kMaxSteps && !Done() && guard_.violation().empty()) {
+    const Deadline patience = fabric_->In(kPatienceUs);
+    const auto patient = [&] { return fabric_->real_time() ? !fabric_->Passed(patience) : step < kMaxSteps; };
+    while (patient() && !Done() && guard_.violation().empty()) {
       ++step;
       Something();
     }

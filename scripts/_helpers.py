@@ -391,7 +391,7 @@ def vm(context: Context) -> Iterator[Step]:
         (DEVICE_TESTS[0], "loss 1%", "*Processes-*BeyondFourGiB*:*ManyPeers*:*EveryoneWrites*"),
         (DEVICE_TESTS[1], "loss 1%", "*-*BeyondFourGiB*:*AtAnyStep*"),
         (DEVICE_TESTS[2], "", "*"),
-        (DEVICE_TESTS[2], "loss 1%", "*"),
+        (DEVICE_TESTS[2], "loss 1% delay 1ms reorder 5%", "*"),
     )
     for path, netem, chosen in runs:
         name = Path(path).name

@@ -29,7 +29,7 @@ constexpr uint64_t kSeeds = 1'000;  // each takes several times as long
 #else
 constexpr uint64_t kSeeds = 10'000;
 #endif
-constexpr uint64_t kSoakSeeds = 200'000;
+constexpr uint64_t kSoakSeeds = 20 * kSeeds;
 constexpr uint64_t kSlices = 10;
 
 // Which seeds slice `index` of the run has.

@@ -63,6 +63,8 @@ class Engine:
         name: str,
         domain: str | None,
         provider: str | None,
+        nics: Sequence[str],
+        cpus: Sequence[int],
         cuda_device: int | None = None,
     ) -> int: ...
     def add_moe_context(
@@ -83,6 +85,11 @@ _Pages = tuple[np.ndarray, int, int]  # indices (int64 or uint64), stride, offse
 _Entry = tuple[int, Region | None, int, RemoteMemory, int, int, int, int]
 
 def close_engines(timeout_us: int) -> None: ...
+
+# Domain, provider, libibverbs, NICs for all local devices or for each, NICs that must not be used.
+def transport(
+    domain: str | None, provider: str | None
+) -> tuple[str, str, str, list[list[str]], list[str]]: ...
 def watch_programs(
     engine: TransferEngine,
     initial: int,
@@ -230,7 +237,14 @@ class DomainGroup:
 
 class TransferEngine:
     def __init__(self, worker_threads: int, secret: Secret | None) -> None: ...
-    def add_group(self, name: str, domain: str | None, provider: str | None) -> DomainGroup: ...
+    def add_group(
+        self,
+        name: str,
+        domain: str | None,
+        provider: str | None,
+        nics: Sequence[str],
+        cpus: Sequence[int],
+    ) -> DomainGroup: ...
     def watch(self, initial: int, callback: Callable[[int, int], None]) -> Watcher: ...
     def close(self, timeout_us: int) -> None: ...
 

@@ -25,6 +25,7 @@ from jax_fabric.bootstrap import (
 )
 from jax_fabric.bootstrap.handles import Handles
 from jax_fabric.engine.transfer_engine import TransferEngine
+from jax_fabric.places import choose_places
 from jax_fabric.secret import Secret, native_secret
 from jax_fabric.watcher import ProgramWatcher
 
@@ -87,6 +88,8 @@ class Fabric:
         rejoin: bool = False,
         domain: Literal["local", "efa", "connectx"] | None = None,
         provider: str | None = None,
+        nics: Sequence[str] | Sequence[Sequence[str]] | None = None,
+        cpus: Sequence[int] | None = None,
     ):
         """Starts the engine.
 
@@ -112,6 +115,11 @@ class Fabric:
             processes. Default: as JAX_FABRIC_DOMAIN says, else "local".
           provider: of libfabric, for "efa": "efa" for AWS's NICs, "tcp" for development. Default:
             as JAX_FABRIC_EFA_PROVIDER says, else "efa".
+          nics: of "efa" and "connectx": names of 1 to 4 NICs for every local device, or a list of
+            them for each; as many in all processes. Default: as JAX_FABRIC_NICS says, else those
+            nearest to the device (docs/topology.md).
+          cpus: cores that the devices' workers may run on, and near which their memory is to be.
+            Default: those of each GPU's NUMA node.
 
         Raises:
           ValueError: an argument is wrong, or differs from that of the first process; the mesh has
@@ -177,14 +185,16 @@ class Fabric:
         self._engine = _core.Engine(
             worker_threads=worker_threads or 0, secret=native_secret(agreed)
         )
+        places = choose_places(mesh, self._local_devices, domain, provider, nics, cpus)
         self._groups = {
             device.id: self._engine.add_group(
                 f"process {device.process_index} device {device.id}",
                 domain,
                 provider,
+                *place,
                 cuda_device=self._ordinal(device) if self._platform == "gpu" else None,
             )
-            for device in self._local_devices
+            for device, place in zip(self._local_devices, places, strict=True)
         }
         # Before JAX takes its backends down: that waits for programs, which may wait for ranks.
         self._close_at_exit = functools.partial(_close, weakref.ref(self))

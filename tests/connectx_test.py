@@ -24,7 +24,7 @@ class RefusalTest(parameterized.TestCase):
 
     @parameterized.parameters("argument", "environment")
     def test_nothing_falls_back(self, chosen_by):
-        environment = {"JAX_FABRIC_CONNECTX_DEVICE": "no_such_device"}
+        environment = {"JAX_FABRIC_NICS": "no_such_device"}
         arguments = {}
         if chosen_by == "environment":
             environment["JAX_FABRIC_DOMAIN"] = "connectx"

@@ -95,6 +95,36 @@ bool ParseName(std::string_view text, Config& config) {
   return !text.empty();
 }
 
+constexpr size_t kMostNics = 4;  // of a group
+
+std::vector<std::string> Split(std::string_view text, char separator) {
+  std::vector<std::string> parts;
+  for (;;) {
+    const size_t end = std::min(text.find(separator), text.size());
+    parts.emplace_back(text.substr(0, end));
+    if (end == text.size()) return parts;
+    text.remove_prefix(end + 1);
+  }
+}
+
+bool AreDistinctNames(std::vector<std::string> names) {
+  std::sort(names.begin(), names.end());
+  return !names.front().empty() && std::adjacent_find(names.begin(), names.end()) == names.end();
+}
+
+bool ParseNics(std::string_view text, Config& config) {
+  if (text.starts_with('^')) {
+    config.nics.exclude = Split(text.substr(1), ',');
+    return AreDistinctNames(config.nics.exclude);
+  }
+  for (const std::string& group : Split(text, ';')) {
+    config.nics.groups.push_back(Split(group, ','));
+    const std::vector<std::string>& names = config.nics.groups.back();
+    if (names.size() > kMostNics || !AreDistinctNames(names)) return false;
+  }
+  return true;
+}
+
 constexpr Variable kVariables[] = {
     {"SPIN_US", "0 to 1000000000 (microseconds)", ParseInteger<&Config::spin_us, 0, 1'000'000'000>},
     {"YIELD_US", "0 to 1000000000 (microseconds)", ParseInteger<&Config::yield_us, 0, 1'000'000'000>},
@@ -105,7 +135,11 @@ constexpr Variable kVariables[] = {
     {"DOMAIN", "local, efa or connectx", ParseDomain},
     {"EFA_PROVIDER", "a provider of libfabric: efa, or tcp for development", ParseName<&Config::efa_provider>},
     {"EFA_ADDRESS", "an address of this machine, as 10.0.0.5", ParseName<&Config::efa_address>},
-    {"CONNECTX_DEVICE", "a device of libibverbs, as mlx5_0", ParseName<&Config::connectx_device>},
+    {"NICS",
+     "names of 1 to 4 NICs, each once, as mlx5_0,mlx5_1; with ';' between those of each local device; or ^ and the "
+     "names "
+     "of NICs that must not be used",
+     ParseNics},
     {"CONNECTX_LIBRARY", "libibverbs by file name or path", ParseName<&Config::connectx_library>},
     {"SOAK", "0 or 1", ParseSoak},
     {"SEEDS", "a seed, or FIRST-END with END above FIRST and not among them", ParseSeeds},

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "csrc/base/log.h"
 #include "csrc/base/status.h"
@@ -17,6 +18,14 @@ struct SeedRange {
   uint64_t first = 0;
   uint64_t end = 0;
   uint64_t size() const { return end - first; }
+};
+
+// Which NICs groups have.
+struct NicSelection {
+  // Names of 1 to 4 NICs: for each local device in order, or one entry for all. Empty: nothing was said.
+  std::vector<std::vector<std::string>> groups;
+  // NICs that must not be used; the others are chosen by distance (docs/topology.md).
+  std::vector<std::string> exclude;
 };
 
 struct Config {
@@ -31,7 +40,7 @@ struct Config {
   std::string domain = "local";       // JAX_FABRIC_DOMAIN: of groups for which the program names none
   std::string efa_provider = "efa";   // JAX_FABRIC_EFA_PROVIDER: of libfabric
   std::string efa_address;            // JAX_FABRIC_EFA_ADDRESS: where such a provider listens; empty: its own choice
-  std::string connectx_device;        // JAX_FABRIC_CONNECTX_DEVICE: libibverbs' name; empty: the first active one
+  NicSelection nics;                  // JAX_FABRIC_NICS
   std::string connectx_library;       // JAX_FABRIC_CONNECTX_LIBRARY: libibverbs; empty: the system's
 
   // --- of tests

@@ -9,6 +9,7 @@ namespace jax_fabric {
 namespace {
 
 using Environment = std::vector<std::string>;
+using Groups = std::vector<std::vector<std::string>>;
 
 TEST(Config, DefaultsWithoutVariables) {
   const Config config = ParseConfig(Environment{"PATH=/bin", "JAX_PLATFORMS=cpu"}).value();
@@ -21,7 +22,8 @@ TEST(Config, DefaultsWithoutVariables) {
   EXPECT_EQ(config.domain, "local");
   EXPECT_EQ(config.efa_provider, "efa");
   EXPECT_EQ(config.efa_address, "");
-  EXPECT_EQ(config.connectx_device, "");
+  EXPECT_TRUE(config.nics.groups.empty());
+  EXPECT_TRUE(config.nics.exclude.empty());
   EXPECT_EQ(config.connectx_library, "");
 }
 
@@ -30,8 +32,7 @@ TEST(Config, ReadsEveryVariable) {
       ParseConfig(Environment{"JAX_FABRIC_SPIN_US=0", "JAX_FABRIC_YIELD_US=7", "JAX_FABRIC_IDLE=spin",
                               "JAX_FABRIC_WORKERS=3", "JAX_FABRIC_LOG=debug", "JAX_FABRIC_SECRET_FILE=/run/key",
                               "JAX_FABRIC_DOMAIN=efa", "JAX_FABRIC_EFA_PROVIDER=tcp", "JAX_FABRIC_EFA_ADDRESS=::1",
-                              "JAX_FABRIC_CONNECTX_DEVICE=mlx5_1",
-                              "JAX_FABRIC_CONNECTX_LIBRARY=/opt/lib/libibverbs.so.1"})
+                              "JAX_FABRIC_NICS=mlx5_1", "JAX_FABRIC_CONNECTX_LIBRARY=/opt/lib/libibverbs.so.1"})
           .value();
   EXPECT_EQ(config.spin_us, 0);
   EXPECT_EQ(config.yield_us, 7);
@@ -42,7 +43,7 @@ TEST(Config, ReadsEveryVariable) {
   EXPECT_EQ(config.domain, "efa");
   EXPECT_EQ(config.efa_provider, "tcp");
   EXPECT_EQ(config.efa_address, "::1");
-  EXPECT_EQ(config.connectx_device, "mlx5_1");
+  EXPECT_EQ(config.nics.groups, (Groups{{"mlx5_1"}}));
   EXPECT_EQ(config.connectx_library, "/opt/lib/libibverbs.so.1");
 }
 
@@ -67,13 +68,31 @@ TEST(Config, SeedsAreOneOrARange) {
   EXPECT_EQ(seeds("20000-40000").size(), 20000u);
 }
 
+TEST(Config, NicsAreForAllDevicesOrForEachOrExcluded) {
+  const auto nics = [](const std::string& value) {
+    return ParseConfig(Environment{"JAX_FABRIC_NICS=" + value}).value().nics;
+  };
+  EXPECT_EQ(nics("a,b").groups, (Groups{{"a", "b"}}));
+  EXPECT_EQ(nics("a,b;c,d;a,c").groups, (Groups{{"a", "b"}, {"c", "d"}, {"a", "c"}}));
+  EXPECT_TRUE(nics("a").exclude.empty());
+  EXPECT_EQ(nics("^a,b,c,d,e").exclude, (std::vector<std::string>{"a", "b", "c", "d", "e"}));
+  EXPECT_TRUE(nics("^a").groups.empty());
+}
+
 TEST(Config, MalformedValuesAreErrors) {
-  for (const char* entry : {"JAX_FABRIC_SPIN_US=", "JAX_FABRIC_SPIN_US=5ms", "JAX_FABRIC_SPIN_US=-1",
-                            "JAX_FABRIC_SPIN_US=99999999999999999999", "JAX_FABRIC_IDLE=Spin", "JAX_FABRIC_IDLE",
-                            "JAX_FABRIC_LOG=2", "JAX_FABRIC_WORKERS=1025", "JAX_FABRIC_SOAK=", "JAX_FABRIC_SEEDS=",
-                            "JAX_FABRIC_SEEDS=7-7", "JAX_FABRIC_SEEDS=7-", "JAX_FABRIC_SEEDS=-7",
-                            "JAX_FABRIC_SECRET_FILE=", "JAX_FABRIC_DOMAIN=EFA", "JAX_FABRIC_DOMAIN=tcp",
-                            "JAX_FABRIC_EFA_PROVIDER=", "JAX_FABRIC_EFA_ADDRESS=", "JAX_FABRIC_CONNECTX_DEVICE="}) {
+  for (const char* entry : {"JAX_FABRIC_SPIN_US=",       "JAX_FABRIC_SPIN_US=5ms",
+                            "JAX_FABRIC_SPIN_US=-1",     "JAX_FABRIC_SPIN_US=99999999999999999999",
+                            "JAX_FABRIC_IDLE=Spin",      "JAX_FABRIC_IDLE",
+                            "JAX_FABRIC_LOG=2",          "JAX_FABRIC_WORKERS=1025",
+                            "JAX_FABRIC_SOAK=",          "JAX_FABRIC_SEEDS=",
+                            "JAX_FABRIC_SEEDS=7-7",      "JAX_FABRIC_SEEDS=7-",
+                            "JAX_FABRIC_SEEDS=-7",       "JAX_FABRIC_SECRET_FILE=",
+                            "JAX_FABRIC_DOMAIN=EFA",     "JAX_FABRIC_DOMAIN=tcp",
+                            "JAX_FABRIC_EFA_PROVIDER=",  "JAX_FABRIC_EFA_ADDRESS=",
+                            "JAX_FABRIC_NICS=",          "JAX_FABRIC_NICS=a,",
+                            "JAX_FABRIC_NICS=a;",        "JAX_FABRIC_NICS=a,a",
+                            "JAX_FABRIC_NICS=a,b,c,d,e", "JAX_FABRIC_NICS=^",
+                            "JAX_FABRIC_NICS=^a,a"}) {
     const auto config = ParseConfig(Environment{entry});
     ASSERT_FALSE(config.has_value()) << entry;
     EXPECT_EQ(config.error().code, ErrorCode::kInvalidArgument);

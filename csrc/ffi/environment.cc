@@ -1,5 +1,7 @@
 #include "csrc/ffi/environment.h"
 
+#include <utility>
+
 #include "csrc/base/config.h"
 #include "csrc/base/log.h"
 
@@ -12,9 +14,15 @@ Result<EngineOptions> EngineOptionsFromEnvironment() {
 }
 
 Result<DomainChoice> DomainChoiceFromEnvironment(const std::optional<std::string>& domain,
-                                                 const std::optional<std::string>& provider) {
+                                                 const std::optional<std::string>& provider,
+                                                 const std::vector<std::string>& nics) {
   JF_ASSIGN_OR_RETURN(const Config config, LoadConfig());
-  return DomainChoice::Make(domain, provider, config);
+  return DomainChoice::Make(domain, provider, nics, config);
+}
+
+Result<NicSelection> NicSelectionFromEnvironment() {
+  JF_ASSIGN_OR_RETURN(Config config, LoadConfig());
+  return std::move(config.nics);
 }
 
 Result<std::optional<Secret>> SecretFromEnvironment() {

@@ -3,7 +3,9 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "csrc/base/config.h"
 #include "csrc/base/secret.h"
 #include "csrc/base/status.h"
 #include "csrc/engine/engine_options.h"
@@ -15,7 +17,10 @@ namespace jax_fabric::ffi_layer {
 Result<EngineOptions> EngineOptionsFromEnvironment();
 // The transport of a group: see DomainChoice::Make.
 Result<DomainChoice> DomainChoiceFromEnvironment(const std::optional<std::string>& domain,
-                                                 const std::optional<std::string>& provider);
+                                                 const std::optional<std::string>& provider,
+                                                 const std::vector<std::string>& nics);
+// What is said about NICs, for whoever chooses them (jax_fabric/topology).
+Result<NicSelection> NicSelectionFromEnvironment();
 // From JAX_FABRIC_SECRET_FILE; nothing where that is not set.
 Result<std::optional<Secret>> SecretFromEnvironment();
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "csrc/base/affinity.h"
 #include "csrc/ffi/context_table.h"
 #include "csrc/ffi/environment.h"
 #include "csrc/ffi/gpu_platform.h"
@@ -24,16 +25,17 @@ Result<std::unique_ptr<LocalEngine>> LocalEngine::Create(int worker_threads, std
 
 LocalEngine::~LocalEngine() { Close(1'000'000); }
 
-Result<size_t> LocalEngine::AddGroup(const std::string& name, const DomainChoice& choice, int cuda_device) {
+Result<size_t> LocalEngine::AddGroup(const std::string& name, const DomainChoice& choice, int cuda_device,
+                                     const std::vector<int>& cpus) {
   if (cuda_device != kNoGpu && choice.kind != DomainKind::kLocal) {
     return MakeError(ErrorCode::kUnimplemented,
                      "domain='{}': ranks on GPUs do not exchange through NICs yet; only ranks on CPUs do",
-                     choice.kind == DomainKind::kEfa ? "efa" : "connectx");
+                     choice.domain_name());
   }
-  JF_ASSIGN_OR_RETURN(std::unique_ptr<Domain> domain, CreateDomain(choice, name, engine_->key()));
+  JF_ASSIGN_OR_RETURN(const auto pinned, ScopedAffinity::Pin(cpus));
   GroupOptions options;
   options.name = name;
-  options.domains.push_back(std::move(domain));
+  JF_ASSIGN_OR_RETURN(options.domains, CreateDomains(choice, name, engine_->key()));
   Device device;
   JF_ASSIGN_OR_RETURN(device.group, engine_->AddGroup(std::move(options)));
   JF_ASSIGN_OR_RETURN(device.kernels, SerialExecutor::Start("jf_kernels"));

@@ -40,8 +40,10 @@ class LocalEngine {
   static Result<std::unique_ptr<LocalEngine>> Create(int worker_threads, std::shared_ptr<const FabricKey> key);
   ~LocalEngine();
 
-  // A device, with its transport; returns its index. `cuda_device`: how CUDA numbers it, or kNoGpu.
-  Result<size_t> AddGroup(const std::string& name, const DomainChoice& choice, int cuda_device);
+  // A device, with its transport; returns its index. `cuda_device`: how CUDA numbers it, or kNoGpu. `cpus`: where its
+  // threads and its memory are to be; none: anywhere. A worker that exists already stays where it is.
+  Result<size_t> AddGroup(const std::string& name, const DomainChoice& choice, int cuda_device,
+                          const std::vector<int>& cpus);
   Device& device(size_t index) { return devices_[index]; }
 
   // A local rank of the context with this handle; `ordinal` is how XLA numbers the device.

@@ -167,11 +167,12 @@ NB_MODULE(_core, m) {
       .def(
           "add_group",
           [](LocalEngine& self, const std::string& name, const std::optional<std::string>& domain,
-             const std::optional<std::string>& provider, std::optional<int> cuda_device) {
-            const DomainChoice choice = ValueOrRaise(DomainChoiceFromEnvironment(domain, provider));
-            return ValueOrRaise(self.AddGroup(name, choice, cuda_device.value_or(LocalEngine::kNoGpu)));
+             const std::optional<std::string>& provider, const std::vector<std::string>& nics,
+             const std::vector<int>& cpus, std::optional<int> cuda_device) {
+            const DomainChoice choice = ValueOrRaise(DomainChoiceFromEnvironment(domain, provider, nics));
+            return ValueOrRaise(self.AddGroup(name, choice, cuda_device.value_or(LocalEngine::kNoGpu), cpus));
           },
-          nb::arg("name"), nb::arg("domain").none(), nb::arg("provider").none(),
+          nb::arg("name"), nb::arg("domain").none(), nb::arg("provider").none(), nb::arg("nics"), nb::arg("cpus"),
           nb::arg("cuda_device").none() = nb::none())
       .def(
           "add_moe_context",

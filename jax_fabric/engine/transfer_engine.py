@@ -6,7 +6,7 @@ import atexit
 import functools
 import itertools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from jax_fabric import _core
@@ -14,6 +14,7 @@ from jax_fabric.arguments import MOST_WORKERS, function, integer, microseconds, 
 from jax_fabric.engine.domain_group import DomainGroup
 from jax_fabric.engine.watcher import Watcher
 from jax_fabric.secret import Secret, native_secret
+from jax_fabric.topology import NicSelection
 
 _CLOSE_TIMEOUT_S = 10.0
 _EXIT_TIMEOUT_S = 5.0
@@ -67,8 +68,10 @@ class TransferEngine:
         timeout_s: float | None = None,
         domain: Literal["local", "efa", "connectx"] | None = None,
         provider: str | None = None,
+        nics: Sequence[str] = (),
+        cpus: Sequence[int] = (),
     ) -> DomainGroup:
-        """Adds an endpoint; its peers have the same transport.
+        """Adds an endpoint; its peers have the same transport and as many NICs.
 
         Args:
           name: for messages, here and at peers; default: a number.
@@ -78,6 +81,13 @@ class TransferEngine:
             JAX_FABRIC_DOMAIN says, else "local".
           provider: of libfabric, for "efa": "efa" for AWS's NICs, "tcp" for development. Default:
             as JAX_FABRIC_EFA_PROVIDER says, else "efa".
+          nics: of "efa" and "connectx": names of 1 to 4 NICs, as in /sys/class/infiniband; for the
+            provider "tcp" of network interfaces. The first one talks to the peers' first ones, and
+            so on; ``jax_fabric.topology`` says which are near a GPU. Default: as JAX_FABRIC_NICS
+            says where that names the same for all devices, else the first one that works.
+          cpus: cores that the group's worker may run on, and near which its memory is to be: those
+            of the NIC's NUMA node. Default: any. A worker that drives another group already stays
+            where it is.
 
         Raises:
           Cancelled: the engine is closed.
@@ -91,7 +101,10 @@ class TransferEngine:
             if timeout_s is None
             else seconds("timeout_s", timeout_s, above_zero=True)
         )
-        return DomainGroup(self._native.add_group(name, domain, provider), name, limit_s)
+        names = NicSelection.make(nics).of_device(0, 1) if nics else ()
+        cores = [integer("cpus", cpu) for cpu in cpus]
+        native = self._native.add_group(name, domain, provider, names, cores)
+        return DomainGroup(native, name, limit_s)
 
     def watch(self, callback: Callable[[int, int], None], *, initial: int = 0) -> Watcher:
         """Watches a new 64-bit word.

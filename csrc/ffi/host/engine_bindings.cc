@@ -4,11 +4,13 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
 
 #include <atomic>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "csrc/engine/descriptor.h"
 #include "csrc/engine/domains/local/shared_memory.h"
@@ -178,12 +180,13 @@ void RegisterHostBindings(nb::module_& m) {
       .def(
           "add_group",
           [](std::shared_ptr<HostEngine> self, const std::string& name, const std::optional<std::string>& domain,
-             const std::optional<std::string>& provider) {
-            const DomainChoice choice = ValueOrRaise(DomainChoiceFromEnvironment(domain, provider));
-            DomainGroup* group = ValueOrRaise(self->AddGroup(name, choice));
+             const std::optional<std::string>& provider, const std::vector<std::string>& nics,
+             const std::vector<int>& cpus) {
+            const DomainChoice choice = ValueOrRaise(DomainChoiceFromEnvironment(domain, provider, nics));
+            DomainGroup* group = ValueOrRaise(self->AddGroup(name, choice, cpus));
             return HostGroup{std::move(self), group};
           },
-          nb::arg("name"), nb::arg("domain").none(), nb::arg("provider").none())
+          nb::arg("name"), nb::arg("domain").none(), nb::arg("provider").none(), nb::arg("nics"), nb::arg("cpus"))
       .def(
           "watch",
           [](std::shared_ptr<HostEngine> self, uint64_t initial, const nb::object& callback) {
@@ -193,6 +196,15 @@ void RegisterHostBindings(nb::module_& m) {
       .def("close", &CloseEngine, nb::arg("timeout_us"));
 
   m.def("close_engines", &CloseEngines, nb::arg("timeout_us"));
+  m.def(
+      "transport",
+      [](const std::optional<std::string>& domain, const std::optional<std::string>& provider) {
+        const DomainChoice choice = ValueOrRaise(DomainChoiceFromEnvironment(domain, provider, {}));
+        const NicSelection nics = ValueOrRaise(NicSelectionFromEnvironment());
+        return nb::make_tuple(choice.domain_name(), choice.provider, choice.library, nb::cast(nics.groups),
+                              nb::cast(nics.exclude));
+      },
+      nb::arg("domain").none(), nb::arg("provider").none());
 }
 
 }  // namespace jax_fabric::ffi_layer

@@ -7,6 +7,7 @@
 #include <thread>
 #include <utility>
 
+#include "csrc/base/affinity.h"
 #include "csrc/base/log.h"
 #include "csrc/ffi/environment.h"
 #include "csrc/ffi/host/fork_generation.h"
@@ -65,12 +66,13 @@ Result<std::shared_ptr<HostEngine>> HostEngine::CreateWith(EngineOptions options
   return self;
 }
 
-Result<DomainGroup*> HostEngine::AddGroup(const std::string& name, const DomainChoice& choice) {
+Result<DomainGroup*> HostEngine::AddGroup(const std::string& name, const DomainChoice& choice,
+                                          const std::vector<int>& cpus) {
   JF_RETURN_IF_ERROR(CheckProcess());
-  JF_ASSIGN_OR_RETURN(std::unique_ptr<Domain> domain, CreateDomain(choice, name, engine_->key()));
+  JF_ASSIGN_OR_RETURN(const auto pinned, ScopedAffinity::Pin(cpus));
   GroupOptions options;
   options.name = name;
-  options.domains.push_back(std::move(domain));
+  JF_ASSIGN_OR_RETURN(options.domains, CreateDomains(choice, name, engine_->key()));
   return engine_->AddGroup(std::move(options));
 }
 

@@ -27,7 +27,8 @@ class HostEngine {
   // On a clock and with a pump of somebody's, which the engine keeps: without threads, for the one thread that made it.
   static Result<std::shared_ptr<HostEngine>> CreateWith(EngineOptions options, std::shared_ptr<const void> owner);
 
-  Result<DomainGroup*> AddGroup(const std::string& name, const DomainChoice& choice);
+  // `cpus`: where its worker and its memory are to be; none: anywhere. A worker that exists already stays where it is.
+  Result<DomainGroup*> AddGroup(const std::string& name, const DomainChoice& choice, const std::vector<int>& cpus);
   const Clock& clock() const { return hub_.clock(); }
   TransferEngine& engine() { return *engine_; }
   // Where Python waits for what the worker reports to it.

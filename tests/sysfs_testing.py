@@ -99,7 +99,7 @@ class SysfsTree:
         link_layer: str = "InfiniBand",
         state: str = "4: ACTIVE",
         rate: str = "400 Gb/sec (4X NDR)",
-        gids: Sequence[tuple[str, str | None]] = (),
+        gids: Sequence[tuple[str, str | None]] | None = None,
         interface: str | None = None,
         mtu: int = 9000,
     ) -> None:
@@ -117,6 +117,8 @@ class SysfsTree:
         self.file(f"{port}/state", state)
         self.file(f"{port}/link_layer", link_layer)
         self.file(f"{port}/rate", rate)
+        if gids is None:
+            gids = [(LINK_GID.format(self._nics + 1), "IB/RoCE v1")]
         for index, (gid, kind) in enumerate([*gids, (NO_GID, None)]):
             self.file(f"{port}/gids/{index}", gid)
             if kind is not None:

@@ -13,9 +13,9 @@ import sys
 from collections.abc import Sequence
 
 import jax_fabric
-from jax_fabric.cli import bench, demo, simulate
+from jax_fabric.cli import bench, demo, doctor, simulate
 
-_COMMANDS = (demo, bench, simulate)
+_COMMANDS = (demo, bench, simulate, doctor)
 _INTERRUPTED = 130  # as shells say it for Ctrl-C
 
 

@@ -1,0 +1,1 @@
+"""Looks at machines and running programs."""

@@ -365,6 +365,62 @@ python_configure = repository_rule(
     configure = True,
 )
 
+# ---- libfabric with the provider "efa" -----------------------------------------------------------
+
+# Debian 12's libfabric is too old for what the EFA domain needs of that provider. The wheel of MPICH carries a newer one.
+_MPICH = "mpich==5.0.2"
+
+_MPICH_PROBE = """
+import importlib.metadata, os, platform
+print("machine=" + platform.machine())
+try:
+    for file in importlib.metadata.distribution("mpich").files or ():
+        if file.name == "libfabric.so.1":
+            print("home=" + os.path.dirname(os.path.realpath(file.locate())))
+except importlib.metadata.PackageNotFoundError:
+    pass
+"""
+
+# For these the wheel exists.
+_MPICH_MACHINES = ["x86_64", "aarch64"]
+
+def _efa_provider_configure_impl(ctx):
+    exe = _python_exe(ctx)
+    found = {}
+    if exe:
+        result = ctx.execute([exe, "-c", _MPICH_PROBE])
+        pairs = [line.partition("=") for line in result.stdout.splitlines()]
+        found = {key: value for key, _, value in pairs}
+    home = _find(ctx, "libfabric.so.1", [_env(ctx, "EFA_LIBFABRIC_HOME"), found.get("home", "")])
+    wanted = (_env(ctx, "JAX_FABRIC_RDMA") != "0" and
+              (home != "" or found.get("machine", "x86_64") in _MPICH_MACHINES))
+    ctx.file("defs.bzl", "EFA_PROVIDER_WANTED = %s\n" % wanted)
+    if not home:
+        _write(ctx, _BUILD_HEAD + _missing_target(
+            "efa_provider",
+            "no libfabric with the provider efa: %s -m pip install %s, or set EFA_LIBFABRIC_HOME%s" % (
+                exe or "python3",
+                _MPICH,
+                _REFETCH,
+            ),
+        ))
+        return
+    ctx.file("efa_provider/efa_provider.h", """\
+// Where this machine has a libfabric with the provider "efa".
+#pragma once
+
+inline constexpr char kEfaLibfabric[] = "{home}/libfabric.so.1";
+inline constexpr char kEfaProviders[] = "{home}/libfabric";  // FI_PROVIDER_PATH
+""".format(home = home))
+    _write(ctx, _BUILD_HEAD + _header_target("efa_provider"))
+
+efa_provider_configure = repository_rule(
+    implementation = _efa_provider_configure_impl,
+    environ = _PYTHON_VARIABLES + ["EFA_LIBFABRIC_HOME", "JAX_FABRIC_RDMA"],
+    local = True,
+    configure = True,
+)
+
 # ---- CUDA --------------------------------------------------------------------------------------
 
 # The toolkit as packages of PyPI (nvidia-cuda-nvcc and its companions) lies in the interpreter's
@@ -431,6 +487,7 @@ cuda_configure = repository_rule(
 # Name -> rule. WORKSPACE (repositories.bzl) and MODULE.bazel (extensions.bzl) both read this.
 LOCAL_REPOSITORIES = {
     "jax_fabric_cuda": cuda_configure,
+    "jax_fabric_efa_provider": efa_provider_configure,
     "jax_fabric_gtest": gtest_configure,
     "jax_fabric_headers": headers_configure,
     "jax_fabric_python": python_configure,

@@ -88,7 +88,7 @@ Status EfaDomain::Start() {
 
 EfaDomain::~EfaDomain() {
   if (send_buffers_) Leave();
-  for (const auto& [incarnation, remote] : remotes_) endpoint_->Remove(remote->address);
+  for (const auto& [incarnation, remote] : remotes_) endpoint_->Remove(remote->address, true);
   endpoint_->Shut();  // before the memory that the provider might still use
 }
 

@@ -199,6 +199,7 @@ void EfaDomain::OnLeaving(Remote& remote, bool quiesced) {
     FailPeer(remote.peer, ErrorCode::kUnavailable, "it has closed its domain");
   if (!quiesced) return;  // then only silence says that nothing comes any more
   remote.gone = true;
+  remote.left = true;
   remote.inbound = false;
   std::erase_if(removals_, [&](const Removal& removal) {
     if (removal.remote == &remote) FinishRemoval(removal);

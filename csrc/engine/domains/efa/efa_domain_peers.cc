@@ -226,7 +226,7 @@ void EfaDomain::KeepRemotes(int64_t elapsed_ns) {
       continue;
     }
     if (!remote.outbox.empty()) --waiting_outboxes_;
-    endpoint_->Remove(remote.address);
+    endpoint_->Remove(remote.address, remote.left);
     it = remotes_.erase(it);
   }
 }

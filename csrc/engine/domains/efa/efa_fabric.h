@@ -17,7 +17,7 @@ namespace jax_fabric::conformance {
 
 class EfaFabric final : public ConformanceFabric {
  public:
-  explicit EfaFabric(std::string provider) : provider_(std::move(provider)) {}
+  explicit EfaFabric(EfaDomainOptions options) : options_(std::move(options)) {}
 
   static EfaDomainOptions Options(const std::string& provider) {
     EfaDomainOptions options;
@@ -31,7 +31,7 @@ class EfaFabric final : public ConformanceFabric {
   }
 
   Result<std::unique_ptr<Domain>> CreateDomain(const DomainShape& shape) override {
-    EfaDomainOptions options = Options(provider_);
+    EfaDomainOptions options = options_;
     if (shape.max_outstanding > 0) options.max_outstanding = shape.max_outstanding;
     if (shape.max_receives > 0) options.max_receives = shape.max_receives;
     return CreateEfaDomain(options);
@@ -44,12 +44,15 @@ class EfaFabric final : public ConformanceFabric {
   }
 
  private:
-  const std::string provider_;
+  const EfaDomainOptions options_;
 };
 
 inline bool RegisterEfaFabrics() {
-  return RegisterConformanceFabric("tcp", [] { return std::make_unique<EfaFabric>("tcp;ofi_rxm"); }) &&
-         RegisterConformanceFabric("shm", [] { return std::make_unique<EfaFabric>("shm"); });
+  const auto add = [](const char* name, const char* provider) {
+    return RegisterConformanceFabric(name,
+                                     [=] { return std::make_unique<EfaFabric>(EfaFabric::Options(provider)); });
+  };
+  return add("tcp", "tcp;ofi_rxm") && add("shm", "shm");
 }
 
 }  // namespace jax_fabric::conformance

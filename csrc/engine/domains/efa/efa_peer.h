@@ -28,6 +28,7 @@ struct Remote {
   int64_t silence_ns = 0;
   uint32_t errors = 0;  // of control messages, since it was heard
   bool gone = false;    // dead, or has left: nothing of it is under way
+  bool left = false;    // its domain is closed: nobody will ever come from this address again
   // What the provider still works on, and what waits for it.
   uint32_t controls = 0;
   uint32_t operations = 0;

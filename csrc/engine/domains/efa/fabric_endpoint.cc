@@ -4,6 +4,7 @@
 #include <array>
 #include <cstring>
 #include <set>
+#include <utility>
 
 namespace jax_fabric::efa {
 namespace {
@@ -25,13 +26,20 @@ using Info = std::unique_ptr<fi_info, InfoFreer>;
 
 char* Copy(const std::string& text) { return text.empty() ? nullptr : strdup(text.c_str()); }  // fi_freeinfo frees it
 
+// Since libfabric 2.0 the provider "efa" has two fabrics: "efa", with its own protocol over the device, and
+// "efa-direct", the device's queues as they are.
+constexpr char kEfa[] = "efa";
+constexpr uint32_t kTwoFabricsVersion = FI_VERSION(2, 0);
+
 Info Hints(const Libfabric* library, const EfaDomainOptions& options) {
   Info hints(library->fi_dupinfo(nullptr), InfoFreer{library});
   if (!hints) return hints;
   hints->ep_attr->type = FI_EP_RDM;
   hints->caps = FI_MSG | FI_RMA | (options.device_memory ? FI_HMEM : 0);
   hints->mode = FI_CONTEXT | FI_CONTEXT2;
-  hints->fabric_attr->prov_name = Copy(options.provider);
+  const bool is_efa = options.provider.starts_with(kEfa);
+  hints->fabric_attr->prov_name = Copy(is_efa ? kEfa : options.provider);
+  if (is_efa && library->fi_version() >= kTwoFabricsVersion) hints->fabric_attr->name = Copy(options.provider);
   hints->domain_attr->name = Copy(options.nic);
   hints->domain_attr->mr_mode =
       FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | (options.device_memory ? FI_MR_HMEM : 0);
@@ -63,7 +71,7 @@ FabricEndpoint::~FabricEndpoint() {
 }
 
 Status FabricEndpoint::Choose(const EfaDomainOptions& options) {
-  is_efa_ = options.provider.starts_with("efa");
+  is_efa_ = options.provider.starts_with(kEfa);
   if (is_efa_ && library_->fi_version() < kEfaApiVersion) {
     return MakeError(ErrorCode::kUnimplemented,
                      "provider 'efa' needs libfabric 1.18 or newer for writes by the device, and this is {}: install "
@@ -165,13 +173,22 @@ Status FabricEndpoint::SetOptions() {
 }
 
 Result<fi_addr_t> FabricEndpoint::Insert(ByteView name) {
+  Bytes key(name.begin(), name.end());
+  if (const auto known = inserted_.find(key); known != inserted_.end()) return known->second;
   fi_addr_t address = FI_ADDR_NOTAVAIL;
   const int inserted = fi_av_insert(av_.get(), name.data(), 1, &address, 0, nullptr);
-  if (inserted == 1) return address;
+  if (inserted == 1) {
+    inserted_.emplace(std::move(key), address);
+    return address;
+  }
   return MakeError(ErrorCode::kInvalidArgument, "libfabric refuses a peer's address of {} bytes: {}", name.size(),
                    library_->Words(inserted < 0 ? inserted : FI_EINVAL));
 }
 
-void FabricEndpoint::Remove(fi_addr_t address) { fi_av_remove(av_.get(), &address, 1, 0); }
+void FabricEndpoint::Remove(fi_addr_t address, bool left) {
+  if (is_efa_ && !left) return;
+  fi_av_remove(av_.get(), &address, 1, 0);
+  std::erase_if(inserted_, [&](const auto& each) { return each.second == address; });
+}
 
 }  // namespace jax_fabric::efa

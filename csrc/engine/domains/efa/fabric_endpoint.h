@@ -8,6 +8,7 @@
 #include <rdma/fi_endpoint.h>
 #include <rdma/fi_rma.h>
 
+#include <map>
 #include <memory>
 #include <string>
 
@@ -44,7 +45,10 @@ class FabricEndpoint {
   bool is_efa() const { return is_efa_; }
 
   Result<fi_addr_t> Insert(ByteView name);
-  void Remove(fi_addr_t address);
+  // `left`: the other endpoint is closed. EFA's provider numbers messages between two endpoints, from nought with every
+  // insertion; an endpoint that is inserted again would end the other's process (its message "already processed").
+  // So one that may live stays, and Insert finds it.
+  void Remove(fi_addr_t address, bool left);
   // Nothing lands or leaves any more. Registrations stay.
   void Shut() { ep_.reset(); }
 
@@ -66,6 +70,7 @@ class FabricEndpoint {
   Fid<fid_cq> receive_queue_;
   Fid<fid_ep> ep_;
   Bytes name_;
+  std::map<Bytes, fi_addr_t> inserted_;
 };
 
 }  // namespace jax_fabric::efa

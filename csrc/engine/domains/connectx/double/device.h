@@ -15,9 +15,11 @@
 
 #include "csrc/engine/domains/connectx/double/objects.h"
 #include "csrc/engine/domains/connectx/double/verbs_double.h"
-#include "csrc/engine/domains/connectx/double/wire.h"
+#include "csrc/engine/domains/nic/double/wire.h"
 
 namespace jax_fabric::verbs_double {
+
+using nic_double::Wire;
 
 // What there is to be opened.
 struct DeviceModel {

@@ -9,9 +9,12 @@
 #include <deque>
 #include <vector>
 
-#include "csrc/engine/domains/connectx/double/packet.h"
+#include "csrc/engine/domains/nic/double/packet.h"
 
 namespace jax_fabric::verbs_double {
+
+using nic_double::Packet;
+using nic_double::PacketHeader;
 
 struct Memory : ibv_mr {
   unsigned access = 0;

@@ -1,4 +1,4 @@
-#include "csrc/engine/domains/connectx/double/wire.h"
+#include "csrc/engine/domains/nic/double/wire.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -15,13 +15,13 @@
 #include <unordered_map>
 #include <utility>
 
-namespace jax_fabric::verbs_double {
+namespace jax_fabric::nic_double {
 namespace {
 
 socklen_t FillName(sockaddr_un& name, uint64_t device) {
   name = {};
   name.sun_family = AF_UNIX;
-  const int length = std::snprintf(name.sun_path + 1, sizeof(name.sun_path) - 1, "jf-verbs-double-%016llx",
+  const int length = std::snprintf(name.sun_path + 1, sizeof(name.sun_path) - 1, "jf-nic-double-%016llx",
                                    static_cast<unsigned long long>(device));
   return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + static_cast<size_t>(length));
 }
@@ -93,6 +93,17 @@ void Wire::Send(uint64_t to, Packet packet) {
   if (first) eventfd_write(inbox->fd.get(), 1);
 }
 
+bool Wire::Reaches(uint64_t device) const {
+  {
+    const std::lock_guard<std::mutex> lock(directory().mutex);
+    if (directory().inboxes.contains(device)) return true;
+  }
+  const UniqueFd probe(socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  sockaddr_un name;
+  const socklen_t size = FillName(name, device);
+  return connect(probe.get(), reinterpret_cast<const sockaddr*>(&name), size) == 0 || errno != ECONNREFUSED;
+}
+
 bool Wire::Flush() {
   std::set<uint64_t> full;  // what is for them stays, in its order
   std::erase_if(waiting_, [&](const auto& each) {
@@ -136,4 +147,4 @@ std::vector<Packet> Wire::Receive() {
   return packets;
 }
 
-}  // namespace jax_fabric::verbs_double
+}  // namespace jax_fabric::nic_double

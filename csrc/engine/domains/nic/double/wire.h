@@ -1,7 +1,7 @@
-// Wire: how packets get from one device to another: in their order, without loss, unless the other one is gone. Within
+// Wire: how packets get from one device of a double (of libibverbs, of an SRD NIC) to another: in their order, without loss, unless the other one is gone. Within
 // a process by a queue, between processes by Unix datagrams.
-#ifndef JAX_FABRIC_ENGINE_DOMAINS_CONNECTX_DOUBLE_WIRE_H_
-#define JAX_FABRIC_ENGINE_DOMAINS_CONNECTX_DOUBLE_WIRE_H_
+#ifndef JAX_FABRIC_ENGINE_DOMAINS_NIC_DOUBLE_WIRE_H_
+#define JAX_FABRIC_ENGINE_DOMAINS_NIC_DOUBLE_WIRE_H_
 
 #include <cstdint>
 #include <deque>
@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "csrc/base/unique_fd.h"
-#include "csrc/engine/domains/connectx/double/packet.h"
+#include "csrc/engine/domains/nic/double/packet.h"
 
-namespace jax_fabric::verbs_double {
+namespace jax_fabric::nic_double {
 
 class Wire {
  public:
@@ -24,6 +24,8 @@ class Wire {
   // False: the socket could not be made.
   bool ok() const { return socket_.get() >= 0 && wake_->fd.get() >= 0; }
   void Send(uint64_t to, Packet packet);
+  // Whether there is such a device, in whatever process; one that is not polled or stopped counts.
+  bool Reaches(uint64_t device) const;
   // Tries again what other processes' devices had no room for. Whether something is left.
   bool Flush();
   // Sleeps until something comes, Wake, or the time is over.
@@ -47,6 +49,6 @@ class Wire {
   std::deque<std::pair<uint64_t, Packet>> waiting_;  // for other processes
 };
 
-}  // namespace jax_fabric::verbs_double
+}  // namespace jax_fabric::nic_double
 
-#endif  // JAX_FABRIC_ENGINE_DOMAINS_CONNECTX_DOUBLE_WIRE_H_
+#endif  // JAX_FABRIC_ENGINE_DOMAINS_NIC_DOUBLE_WIRE_H_

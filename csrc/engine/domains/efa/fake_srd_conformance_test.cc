@@ -1,5 +1,5 @@
-// The efa domain over libfabric's provider "efa" on a fake SRD device under the conformance suite.
-#include "csrc/engine/domains/conformance/conformance_suite.h"
+// The efa domain over libfabric's provider "efa" on a fake SRD device: one thread with faults, processes.
+#include "csrc/engine/domains/efa/fake_srd_case.h"
 #include "csrc/engine/domains/efa/fake_srd_fabric.h"
 
 namespace jax_fabric::conformance {
@@ -7,16 +7,9 @@ namespace {
 
 const bool kRegistered = RegisterFakeSrdFabrics("efa");
 
-ConformanceCase Case(const char* fabric, NodePlacement placement) {
-  // NICs do not look at where a write without bytes would go.
-  return {.fabric = fabric, .placement = placement, .largest_write = 8 << 20, .checks_empty_writes = false};
-}
-
 INSTANTIATE_TEST_SUITE_P(FakeSrd, DomainConformance,
-                         testing::Values(Case("unordered", NodePlacement::kOneThread),
-                                         Case("faults", NodePlacement::kOneThread),
-                                         Case("unordered", NodePlacement::kProcesses),
-                                         Case("faults", NodePlacement::kProcesses)),
+                         testing::Values(FakeSrdCase("faults", NodePlacement::kOneThread),
+                                         FakeSrdCase("unordered", NodePlacement::kProcesses)),
                          CaseName);
 
 }  // namespace

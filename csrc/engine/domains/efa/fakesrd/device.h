@@ -26,8 +26,9 @@ class Device {
  public:
   static constexpr uint64_t kMaxMessageBytes = 8928;
   static constexpr uint64_t kMaxWriteBytes = uint64_t{1} << 30;
-  static constexpr uint32_t kMaxRequests = 4096;
-  static constexpr uint32_t kMaxReceives = 8192;
+  static constexpr uint32_t kMaxRequests = 2048;
+  // Fewer than EFA has: libfabric makes a buffer of a packet for each, at every endpoint.
+  static constexpr uint32_t kMaxReceives = 1024;
   static constexpr uint32_t kMaxParts = 2;
   static constexpr uint32_t kMaxInlineBytes = 32;
   static constexpr int kMaxCompletions = 32768;

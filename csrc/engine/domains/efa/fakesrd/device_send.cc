@@ -26,7 +26,9 @@ int Device::Post(QueuePair& pair) {
   const std::lock_guard<std::mutex> lock(mutex_);
   std::vector<Request> batch = std::exchange(pair.batch, {});
   if (pair.qp_base.state != IBV_QPS_RTS) return EINVAL;
-  if (pair.outstanding + batch.size() > pair.depth || Draw(faults_.send_queue_full)) {
+  // A whole batch is never refused by a draw: libfabric counts what a device has room for, and what it has accepted
+  // with FI_MORE would be lost.
+  if (pair.outstanding + batch.size() > pair.depth || (batch.size() == 1 && Draw(faults_.send_queue_full))) {
     ++statistics_.refused_posts;
     return ENOMEM;
   }

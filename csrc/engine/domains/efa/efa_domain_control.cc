@@ -11,6 +11,7 @@ namespace {
 constexpr uint32_t kControlsPerRemote = 8;  // one that takes nothing in must not take all buffers
 constexpr size_t kOutboxMessages = 4;
 constexpr uint32_t kReceivesAtLeast = 64;
+constexpr uint32_t kReceivesOfImmediates = 512;  // where they take any; writers wait when there are none left
 
 }  // namespace
 
@@ -56,7 +57,8 @@ void EfaDomain::FlushOutboxes() {
 void EfaDomain::PostReceives() {
   const auto depth = static_cast<uint32_t>(endpoint_->info().rx_attr->size);
   const auto wanted =
-      kReceivesAtLeast + (options_.message_credits + kControlsPerRemote) * static_cast<uint32_t>(remotes_.size());
+      kReceivesAtLeast + (options_.message_credits + kControlsPerRemote) * static_cast<uint32_t>(remotes_.size()) +
+      (endpoint_->immediates_take_receives() ? kReceivesOfImmediates : 0);
   while (posted_receives_ < std::min(depth, wanted)) {
     auto taken = receive_buffers_->Take();
     if (!taken.has_value()) return;

@@ -170,6 +170,9 @@ size_t EfaDomain::ReadReceiveQueue(std::span<Completion> out) {
       out[count] = {};
       out[count].kind = CompletionKind::kImmediate;
       out[count++].immediate = static_cast<uint32_t>(entry.data);
+      if (!endpoint_->immediates_take_receives() || entry.op_context == nullptr) continue;
+      --posted_receives_;
+      receive_buffers_->Return(Operation::Of(entry.op_context)->buffer);
       continue;
     }
     MessageBuffer& buffer = *Operation::Of(entry.op_context)->buffer;

@@ -81,8 +81,17 @@ Status FabricEndpoint::Choose(const EfaDomainOptions& options) {
   const Info hints = Hints(library_, options);
   if (!hints) return MakeError(ErrorCode::kResourceExhausted, "libfabric: no memory for a request of providers");
   const char* node = options.source_address.empty() ? nullptr : options.source_address.c_str();
-  const int error = library_->fi_getinfo(is_efa_ ? kEfaApiVersion : kApiVersion, node, nullptr,
-                                         node == nullptr ? 0 : FI_SOURCE, hints.get(), &info_);
+  const auto choose = [&] {
+    return library_->fi_getinfo(is_efa_ ? kEfaApiVersion : kApiVersion, node, nullptr, node == nullptr ? 0 : FI_SOURCE,
+                                hints.get(), &info_);
+  };
+  int error = choose();
+  if (error != 0 && is_efa_) {
+    // Older devices and libraries: only as a second choice, for the provider would do so also where it need not.
+    hints->mode |= FI_RX_CQ_DATA;
+    error = choose();
+    immediates_take_receives_ = error == 0 && (info_->mode & FI_RX_CQ_DATA) != 0;
+  }
   if (error == 0) return {};
   info_ = nullptr;
   return MakeError(ErrorCode::kNotFound,

@@ -56,9 +56,9 @@ void EfaDomain::FlushOutboxes() {
 
 void EfaDomain::PostReceives() {
   const auto depth = static_cast<uint32_t>(endpoint_->info().rx_attr->size);
-  const auto wanted =
-      kReceivesAtLeast + (options_.message_credits + kControlsPerRemote) * static_cast<uint32_t>(remotes_.size()) +
-      (endpoint_->immediates_take_receives() ? kReceivesOfImmediates : 0);
+  const auto wanted = kReceivesAtLeast +
+                      (options_.message_credits + kControlsPerRemote) * static_cast<uint32_t>(remotes_.size()) +
+                      (endpoint_->immediates_take_receives() ? kReceivesOfImmediates : 0);
   while (posted_receives_ < std::min(depth, wanted)) {
     auto taken = receive_buffers_->Take();
     if (!taken.has_value()) return;

@@ -136,7 +136,9 @@ int64_t EfaDomain::WriteMessage(Operation& operation, const void* source, uint64
                      1,          operation.remote->address,
                      &remote,    1,
                      &operation, operation.immediate};
-  return fi_writemsg(endpoint_->ep(), &message, kWriteFlags | flags);
+  // shm (libfabric 1.17) answers none of those without bytes, and then nothing else either.
+  const uint64_t write_flags = length == 0 && endpoint_->is_shm() ? uint64_t{FI_COMPLETION} : kWriteFlags;
+  return fi_writemsg(endpoint_->ep(), &message, write_flags | flags);
 }
 
 void EfaDomain::PostImmediates() {

@@ -62,6 +62,18 @@ TEST(EfaDomain, PeersOfAnotherProviderAreRefused) {
   EXPECT_GT((*domain)->limits().max_outstanding, 0u);
 }
 
+TEST(EfaDomain, ShmDoesNotConnectTwoDomainsOfOneProcess) {
+  EfaDomainOptions options;
+  options.provider = "shm";
+  auto one = CreateEfaDomain(options);
+  auto other = CreateEfaDomain(options);
+  ASSERT_TRUE(one.has_value()) << one.error().message;
+  ASSERT_TRUE(other.has_value()) << other.error().message;
+  const auto peer = (*one)->AddPeer((*other)->address());
+  ASSERT_FALSE(peer.has_value());
+  EXPECT_NE(peer.error().message.find("one process for each rank"), std::string::npos) << peer.error().message;
+}
+
 // Two domains in this thread, and memory of the second one that the first may write to.
 class EfaPair : public testing::Test {
  protected:

@@ -49,8 +49,7 @@ class EfaFabric final : public ConformanceFabric {
 
 inline bool RegisterEfaFabrics() {
   const auto add = [](const char* name, const char* provider) {
-    return RegisterConformanceFabric(name,
-                                     [=] { return std::make_unique<EfaFabric>(EfaFabric::Options(provider)); });
+    return RegisterConformanceFabric(name, [=] { return std::make_unique<EfaFabric>(EfaFabric::Options(provider)); });
   };
   return add("tcp", "tcp;ofi_rxm") && add("shm", "shm");
 }

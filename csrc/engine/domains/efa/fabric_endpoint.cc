@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <mutex>
 #include <set>
 #include <utility>
 
@@ -17,6 +18,35 @@ constexpr int kOptEfaEmulatedWrite = -(0xefa << 16) + 2;
 // Writes by the device came to the EFA provider with version 1.18 of the interface.
 constexpr uint32_t kEfaApiVersion = FI_VERSION(1, 18);
 constexpr uint32_t kApiVersion = FI_VERSION(1, 17);
+
+// Of endpoints over shm in this process.
+class OwnNames {
+ public:
+  void Add(const Bytes& name) {
+    Locked([&] { names_.insert(name); });
+  }
+  void Remove(const Bytes& name) {
+    Locked([&] { names_.erase(name); });
+  }
+  bool Contains(ByteView name) {
+    bool found = false;
+    Locked([&] { found = names_.contains(Bytes(name.begin(), name.end())); });
+    return found;
+  }
+  static OwnNames& Get() {
+    static auto* names = new OwnNames();
+    return *names;
+  }
+
+ private:
+  template <typename Function>
+  void Locked(const Function& function) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    function();
+  }
+  std::mutex mutex_;
+  std::set<Bytes> names_;
+};
 
 struct InfoFreer {
   const Libfabric* library;
@@ -61,6 +91,7 @@ Result<std::unique_ptr<FabricEndpoint>> FabricEndpoint::Open(const EfaDomainOpti
 }
 
 FabricEndpoint::~FabricEndpoint() {
+  if (is_shm_) OwnNames::Get().Remove(name_);
   ep_.reset();
   receive_queue_.reset();
   send_queue_.reset();
@@ -72,6 +103,7 @@ FabricEndpoint::~FabricEndpoint() {
 
 Status FabricEndpoint::Choose(const EfaDomainOptions& options) {
   is_efa_ = options.provider.starts_with(kEfa);
+  is_shm_ = options.provider == "shm";
   if (is_efa_ && library_->fi_version() < kEfaApiVersion) {
     return MakeError(ErrorCode::kUnimplemented,
                      "provider 'efa' needs libfabric 1.18 or newer for writes by the device, and this is {}: install "
@@ -159,6 +191,7 @@ Status FabricEndpoint::OpenObjects(const EfaDomainOptions& options) {
   size_t size = name.size();
   JF_RETURN_IF_ERROR(check("fi_getname", fi_getname(&ep->fid, name.data(), &size)));
   name_.assign(name.begin(), name.begin() + static_cast<ptrdiff_t>(size));
+  if (is_shm_) OwnNames::Get().Add(name_);
   return {};
 }
 
@@ -182,6 +215,12 @@ Status FabricEndpoint::SetOptions() {
 }
 
 Result<fi_addr_t> FabricEndpoint::Insert(ByteView name) {
+  if (is_shm_ && OwnNames::Get().Contains(name)) {
+    return MakeError(
+        ErrorCode::kUnimplemented,
+        "provider 'shm' cannot connect two domains of one process: it would use the memory of the one that "
+        "is closed first. Take provider 'tcp', or one process for each rank");
+  }
   Bytes key(name.begin(), name.end());
   if (const auto known = inserted_.find(key); known != inserted_.end()) return known->second;
   fi_addr_t address = FI_ADDR_NOTAVAIL;

@@ -43,6 +43,7 @@ class FabricEndpoint {
   const Bytes& name() const { return name_; }  // what peers put into their address vectors
   bool Needs(uint64_t mr_mode) const { return (info_->domain_attr->mr_mode & mr_mode) != 0; }
   bool is_efa() const { return is_efa_; }
+  bool is_shm() const { return is_shm_; }
   // Each write with an immediate takes one of this side's receives.
   bool immediates_take_receives() const { return immediates_take_receives_; }
 
@@ -64,6 +65,7 @@ class FabricEndpoint {
   const Libfabric* library_;
   fi_info* info_ = nullptr;
   bool is_efa_ = false;
+  bool is_shm_ = false;
   bool immediates_take_receives_ = false;
   // Closed in the opposite order.
   Fid<fid_fabric> fabric_;

@@ -27,11 +27,9 @@ inline bool RegisterFakeSrdFabrics(const std::string& provider) {
       return std::make_unique<EfaFabric>(FakeSrdOptions(provider));
     });
   };
-  return add("unordered", {}) && add("faults", {.seed = 7,
-                                                .start_delay_us = 300,
-                                                .hold = 0.2,
-                                                .send_queue_full = 0.05,
-                                                .receiver_not_ready = 0.05});
+  return add("unordered", {}) &&
+         add("faults",
+             {.seed = 7, .start_delay_us = 300, .hold = 0.2, .send_queue_full = 0.05, .receiver_not_ready = 0.05});
 }
 
 }  // namespace jax_fabric::conformance

@@ -101,8 +101,8 @@ class Device {
   std::unordered_map<uint32_t, QueuePair*> pairs_;
   std::unordered_map<uint32_t, Memory*> memory_;
   std::unordered_map<uint64_t, Peer> peers_;
-  std::map<uint64_t, std::unique_ptr<Request>> requests_;           // by their numbers
-  std::vector<Request*> unsent_;                                    // those that have segments to send
+  std::map<uint64_t, std::unique_ptr<Request>> requests_;            // by their numbers
+  std::vector<Request*> unsent_;                                     // those that have segments to send
   std::map<std::pair<uint64_t, uint64_t>, uint64_t> bytes_arrived_;  // of writes of several segments, by device, number
   uint64_t next_request_ = 0;
   uint32_t next_queue_pair_ = 0;

@@ -132,8 +132,8 @@ void Device::Finish(uint64_t number, Status status) {
   completion.bytes = static_cast<uint32_t>(request.length);
   Complete(*request.pair->send_queue, completion);
   ++statistics_.requests;
-  const bool overtakes = std::any_of(requests_.begin(), found,
-                                     [&](const auto& earlier) { return earlier.second->pair == request.pair; });
+  const bool overtakes =
+      std::any_of(requests_.begin(), found, [&](const auto& earlier) { return earlier.second->pair == request.pair; });
   if (overtakes) ++statistics_.overtaken;
   Forget(request);
   requests_.erase(found);

@@ -24,8 +24,8 @@ struct Context : verbs_context {
 };
 
 Context& ContextOf(ibv_context* context) {
-  return static_cast<Context&>(*reinterpret_cast<verbs_context*>(reinterpret_cast<std::byte*>(context) -
-                                                                 offsetof(verbs_context, context)));
+  return static_cast<Context&>(
+      *reinterpret_cast<verbs_context*>(reinterpret_cast<std::byte*>(context) - offsetof(verbs_context, context)));
 }
 Device& DeviceOf(ibv_context* context) { return *ContextOf(context).opened; }
 

@@ -1,5 +1,5 @@
-// Wire: how packets get from one device of a double (of libibverbs, of an SRD NIC) to another: in their order, without loss, unless the other one is gone. Within
-// a process by a queue, between processes by Unix datagrams.
+// Wire: how packets get from one device of a double (of libibverbs, of an SRD NIC) to another: in their order, without
+// loss, unless the other one is gone. Within a process by a queue, between processes by Unix datagrams.
 #ifndef JAX_FABRIC_ENGINE_DOMAINS_NIC_DOUBLE_WIRE_H_
 #define JAX_FABRIC_ENGINE_DOMAINS_NIC_DOUBLE_WIRE_H_
 

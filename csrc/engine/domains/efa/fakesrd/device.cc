@@ -63,7 +63,7 @@ bool Device::Progress() {
     KeepTime(now_ns);
   }
   wire_.Flush();
-  return sent == kSegmentsAtOnce;
+  return sent == kSegmentsAtOnce || SomeLeaveSoon(now_ns);
 }
 
 void Device::KeepTime(int64_t now_ns) {

@@ -75,6 +75,7 @@ class Device {
 
   // device_send.cc
   bool LocalKeysFit(const Request& request) const;
+  bool SomeLeaveSoon(int64_t now_ns);
   // Whether a segment left.
   bool SendSome(int64_t now_ns);
   void SendSegment(Request& request);

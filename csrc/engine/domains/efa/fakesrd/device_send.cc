@@ -10,6 +10,7 @@ namespace jax_fabric::fake_srd {
 namespace {
 
 constexpr uint32_t kUnansweredSegments = 64;  // of one peer
+constexpr int64_t kSoonNs = 200'000;          // not worth sleeping
 // Long writes go in longer segments than EFA's, which are of one packet: it is the order that matters here.
 constexpr uint64_t kPacketBytes = 8192;
 constexpr uint64_t kLongWriteBytes = 256 * 1024;
@@ -62,6 +63,12 @@ int Device::Post(QueuePair& pair) {
   }
   if (Progress()) wire_.Wake();
   return 0;
+}
+
+bool Device::SomeLeaveSoon(int64_t now_ns) {
+  return std::any_of(unsent_.begin(), unsent_.end(), [&](const Request* request) {
+    return request->not_before_ns - now_ns < kSoonNs && peers_[request->device].unanswered < kUnansweredSegments;
+  });
 }
 
 bool Device::SendSome(int64_t now_ns) {

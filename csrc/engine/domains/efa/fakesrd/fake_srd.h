@@ -15,7 +15,7 @@ namespace jax_fabric::fake_srd {
 struct Faults {
   uint64_t seed = 1;
   uint32_t window = 64;             // requests that may overtake each other; 1: in the order of posting
-  uint32_t start_delay_us = 0;      // at most, before a request's first segment leaves
+  uint32_t start_delay_us = 30;     // at most, before a request's first segment leaves: what lets others overtake it
   double hold = 0;                  // of all segments: the chosen one is left for later
   double send_queue_full = 0;       // of all posts: "no memory", try again
   double receiver_not_ready = 0;    // of messages and of immediates that take a receive: as if there were none

@@ -103,7 +103,8 @@ class Fabric:
             JAX_FABRIC_SECRET_FILE; else the first process makes one, and the others get it through
             the bootstrap (docs/security.md says when that is good enough).
           force_staged: of GPUs: messages to other ranks go through host memory, also where a GPU
-            could store them into the other one's memory by itself, which is faster.
+            could store them into the other one's memory by itself, which is faster. With "efa" and
+            "connectx" they always do.
           rejoin: this process was lost, has been started anew, and takes its place again: waits
             until the others call ``recover(rejoin=...)`` with its index. Then make the
             ``ExpertParallel`` objects and watchers that they have made, in the same order; each

@@ -290,7 +290,11 @@ _CUDA_COMPILER = [
 ]
 
 
-CUDA_PROGRAMS = ("//csrc/kernels/cuda:gpu_programs", "//csrc/moe/cuda:proxy_benchmark")
+CUDA_PROGRAMS = (
+    "//csrc/kernels/cuda:gpu_programs",
+    "//csrc/moe/cuda:proxy_benchmark",
+    "//csrc/engine/domains/nic:cuda_memory_test",
+)
 
 
 def cuda(_: Context) -> Iterator[Step]:

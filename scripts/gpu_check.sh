@@ -13,6 +13,7 @@
 #   programs  JAX programs of two processes with every way of XLA to run them: in halves, under vmap, scan and grad,
 #             donated, profiled, and how often each call ran
 #   processes JAX programs of 1 to 8 processes, which share the GPUs (one by MPS), and processes that fail or come back
+#   nic       memory of GPUs as NICs are given it; JAX programs of ranks on GPUs over libfabric's TCP
 #   sanitize  compute-sanitizer's memcheck and racecheck on small shapes
 #   speed     kernel times beside a copy of the same bytes; round trips between device and host
 # DIR (default: .gpu/out/PART) gets logs/ of each step, measurements as .jsonl and PART.md with the table that is
@@ -22,9 +23,9 @@ cd "$(dirname "$0")/.."
 
 BIN=.gpu
 TARGETS=(csrc/kernels/cuda/{moe_kernels_test,rounds_test,adjoint_test,exchange_test,kernels_benchmark,signals_benchmark}
-         csrc/moe/cuda/proxy_benchmark)
+         csrc/moe/cuda/proxy_benchmark csrc/engine/domains/nic/cuda_memory_test)
 part="" out="" build=0 merge="" name="" python="" gpus=1
-usage() { sed -n '2,23s/^# \{0,1\}//p' "$0"; }
+usage() { sed -n '2,24s/^# \{0,1\}//p' "$0"; }
 while [[ $# -gt 0 ]]; do
   case "$1" in
     --build) build=1 ;;
@@ -45,7 +46,13 @@ if [[ $build == 1 ]]; then
   mkdir -p "$BIN"
   for target in "${TARGETS[@]}"; do cp -f "bazel-bin/$target" "$BIN/"; done
   bazel build --config=cuda //jax_fabric:_core.abi3.so || exit 1
-  mkdir -p "$BIN/site"
+  mkdir -p "$BIN/site" "$BIN/lib"
+  # libfabric and what it needs, but for what every machine has.
+  libfabric=$(ldconfig -p | sed -n 's/.*libfabric\.so\.1 .*=> //p' | head -1)
+  if [[ -n $libfabric ]]; then
+    ldd "$libfabric" | awk -v it="$libfabric" '/=> \// {print $3} END {print it}' |
+      grep -vE '/(libc|libm|libdl|libpthread|librt)\.so' | xargs cp -fL -t "$BIN/lib"
+  fi
   cp -f bazel-bin/jax_fabric/_core.abi3.so "$BIN/"
   if [[ -n $python ]]; then
     python3 -m pip install --quiet --no-deps --only-binary=:all: --python-version "$python" --upgrade \
@@ -60,8 +67,8 @@ if [[ -n $merge ]]; then
   exec python3 scripts/_gpu_results.py "$merge" --merge "$name"
 fi
 
-case "$part" in smoke | correct | programs | processes | sanitize | speed) ;; *)
-  echo "gpu_check: --part must be smoke, correct, programs, processes, sanitize or speed, got '$part'" >&2; exit 2 ;;
+case "$part" in smoke | correct | programs | processes | nic | sanitize | speed) ;; *)
+  echo "gpu_check: --part must be smoke, correct, programs, processes, nic, sanitize or speed, got '$part'" >&2; exit 2 ;;
 esac
 for target in "${TARGETS[@]##*/}"; do
   [[ -x $BIN/$target ]] || { echo "gpu_check: $BIN/$target is missing: run scripts/gpu_check.sh --build first" >&2; exit 2; }
@@ -119,6 +126,11 @@ exchanges() {
   cp -f "$BIN/_core.abi3.so" jax_fabric/_core.abi3.so
   PYTHONPATH="$PWD:$PWD/$BIN/site" TF_CPP_MIN_LOG_LEVEL=2 timeout 300 \
     python3 tests/gpu/exchange_program.py --gpus "$gpus" "$@"
+}
+
+# The same over NICs, as libfabric's TCP plays them.
+tcp_exchanges() {
+  LD_LIBRARY_PATH="$PWD/$BIN/lib" JAX_FABRIC_DOMAIN=efa JAX_FABRIC_EFA_PROVIDER=tcp exchanges "$@"
 }
 
 # Processes that share a GPU run at the same time only by MPS.
@@ -180,6 +192,18 @@ case "$part" in
       step "one_layer_$tokens" exchanges --cases timed --tokens "$tokens" --hidden 7168 --top-k 8 --experts 256 \
         --measured "$out/layers.jsonl"
     done ;;
+  nic)
+    step memory timeout 100 "$BIN/cuda_memory_test"
+    step mps start_mps
+    for flags in default no_graphs all_graphs; do
+      step "two_tcp_$flags" tcp_exchanges --processes 2 --flags "$flags" --steps 20 \
+        --cases forward,gradients,scan,split,quantised,vmap
+    done
+    # Beyond the transport's own patience with a silent peer.
+    step three_tcp_killed tcp_exchanges --processes 3 --cases killed --timeout-s 20
+    step three_tcp_recovered tcp_exchanges --processes 3 --cases recovered --timeout-s 30 --steps 8
+    step four_tcp_layer tcp_exchanges --processes 4 --cases timed --tokens 128 --hidden 7168 --top-k 8 --experts 256 \
+      --measured "$out/layers.jsonl" ;;
   sanitize)
     small='MoeKernelsTest.OneTokenOneRank:MoeKernelsTest.EveryRouting:MoeKernelsTest.Quantised:Rounds.*Rank*'
     step memcheck timeout 250 compute-sanitizer --tool memcheck --error-exitcode 1 "$BIN/moe_kernels_test" --gtest_filter="$small"

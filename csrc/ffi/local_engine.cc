@@ -27,11 +27,6 @@ LocalEngine::~LocalEngine() { Close(1'000'000); }
 
 Result<size_t> LocalEngine::AddGroup(const std::string& name, const DomainChoice& choice, int cuda_device,
                                      const std::vector<int>& cpus) {
-  if (cuda_device != kNoGpu && choice.kind != DomainKind::kLocal) {
-    return MakeError(ErrorCode::kUnimplemented,
-                     "domain='{}': ranks on GPUs do not exchange through NICs yet; only ranks on CPUs do",
-                     choice.domain_name());
-  }
   JF_ASSIGN_OR_RETURN(const auto pinned, ScopedAffinity::Pin(cpus));
   GroupOptions options;
   options.name = name;
@@ -42,6 +37,7 @@ Result<size_t> LocalEngine::AddGroup(const std::string& name, const DomainChoice
   JF_ASSIGN_OR_RETURN(device.completions, SerialExecutor::Start("jf_completion"));
   if (cuda_device != kNoGpu) {
     device.cuda_device = cuda_device;
+    device.through_nic = choice.kind != DomainKind::kLocal;
     JF_ASSIGN_OR_RETURN(device.proxy, moe::HostProxy::Start("jf_proxy", idle_));
   }
   devices_.push_back(std::move(device));
@@ -52,7 +48,10 @@ Result<std::unique_ptr<moe::RankContext>> LocalEngine::MakeContext(const Device&
                                                                    bool force_staged,
                                                                    const moe::RankContext* predecessor) {
   if (device.cuda_device == kNoGpu) return moe::Context::Create(config, device.group, device.kernels.get());
-  return CreateGpuContext(config, device.group, device.proxy.get(), device.cuda_device, force_staged, predecessor);
+  // NICs are given host memory: registering slots in memory of GPUs is of no use while kernels wait for flags there
+  // that only the host could set after the NIC's immediate.
+  const bool staged = force_staged || device.through_nic;
+  return CreateGpuContext(config, device.group, device.proxy.get(), device.cuda_device, staged, predecessor);
 }
 
 Result<moe::RankContext*> LocalEngine::AddMoeContext(size_t device, const moe::MoeConfig& config, int64_t handle,

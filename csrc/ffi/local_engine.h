@@ -31,6 +31,7 @@ class LocalEngine {
     std::unique_ptr<SerialExecutor> completions;
     // Of a GPU; else kNoGpu, and no proxy.
     int cuda_device = kNoGpu;
+    bool through_nic = false;  // to its peers
     std::unique_ptr<moe::HostProxy> proxy;
   };
   static constexpr int kNoGpu = -1;

@@ -310,6 +310,15 @@ class TestLaunch:
         assert result.output == "__main__ ['a', '1']\n"
         assert result.value is None
 
+    def test_prefixes_come_before_the_commands(self, tmp_path):
+        script = tmp_path / "script.py"
+        script.write_text("import os; print('host', os.environ['HOST'])")
+        prefixes = [["env", "HOST=a"], ["env", "HOST=b"]]
+        results = launch.run(script, processes=2, distributed=False, prefixes=prefixes)
+        assert [result.output for result in results] == ["host a\n", "host b\n"]
+        with pytest.raises(ValueError, match="prefixes has 2 entries for 3 processes"):
+            launch.run(script, processes=3, prefixes=prefixes)
+
     @pytest.mark.parametrize(
         "target, message",
         [

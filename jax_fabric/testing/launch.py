@@ -101,6 +101,8 @@ def run(
     environment: Mapping[str, str] | None = None,
     share_stdout: int | None = None,
     distributed: bool = True,
+    prefixes: Sequence[Sequence[str]] = (),
+    coordinator: str | None = None,
 ) -> tuple[RankResult, ...]:
     """Runs `target` in `processes` processes with `local_devices` CPU devices each.
 
@@ -118,16 +120,23 @@ def run(
       distributed: whether processes initialise ``jax.distributed``; False leaves that to the
         target, which finds what it needs in ``JAX_COORDINATOR_ADDRESS``, ``JAX_NUM_PROCESSES`` and
         ``JAX_PROCESS_ID``.
+      prefixes: for each process, what comes before its command and ends in running it, without a
+        process in between: ``["nsenter", "--net=/run/netns/host1"]``. None: nothing.
+      coordinator: where process 0 listens for ``jax.distributed``, "10.0.0.1:1234"; default: a free
+        port of 127.0.0.1.
 
     Returns:
       One result for each rank, all successful.
 
     Raises:
       LaunchError: a process failed, or the deadline passed.
-      ValueError: `processes` or `local_devices` is below 1, or nothing can be imported as `target`.
+      ValueError: `processes` or `local_devices` is below 1, nothing can be imported as `target`, or
+        there are not as many `prefixes` as processes.
     """
     if processes < 1:
         raise ValueError(f"processes is {processes}; it must be 1 or more")
+    if prefixes and len(prefixes) != processes:
+        raise ValueError(f"prefixes has {len(prefixes)} entries for {processes} processes")
     child_environment = cpu_environment(local_devices, os.environ) | dict(environment or {})
     # The processes import from where the caller does, and find this package wherever it lies.
     child_environment["PYTHONPATH"] = os.pathsep.join(p or os.getcwd() for p in sys.path)
@@ -136,7 +145,7 @@ def run(
         tempfile.TemporaryDirectory(prefix="jax_fabric_launch_") as folder,
         _reserved_port() as port,
     ):
-        coordinator = f"127.0.0.1:{port}"
+        coordinator = coordinator or f"127.0.0.1:{port}"
         child_environment["JAX_COORDINATOR_ADDRESS"] = coordinator
         child_environment["JAX_NUM_PROCESSES"] = str(processes)
         call = Path(folder, "call.pickle")
@@ -159,6 +168,7 @@ def run(
                         child_environment | {"JAX_PROCESS_ID": str(rank)},
                         folder=Path(folder),
                         share_stdout=rank == share_stdout,
+                        prefix=prefixes[rank] if prefixes else (),
                     )
                 )
                 for rank in range(processes)
@@ -207,6 +217,7 @@ class _Process:
         *,
         folder: Path,
         share_stdout: bool,
+        prefix: Sequence[str],
     ):
         self.rank = rank
         self.ended = 0.0
@@ -219,6 +230,7 @@ class _Process:
         with self._output_path.open("wb") as output:
             self.process = subprocess.Popen(
                 [
+                    *prefix,
                     sys.executable,
                     "-m",
                     "jax_fabric.testing.launch_child",

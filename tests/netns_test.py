@@ -77,6 +77,26 @@ class HostsTest(parameterized.TestCase):
             self.assertLess(result.value["seconds"], programs.TIMEOUT_S)
             self.assertEqual(result.value["afterwards"], "right")
 
+    @parameterized.parameters("addresses", "slurm")
+    def test_the_example(self, how):
+        """As SLURM starts it, by what SLURM says, and as Kubernetes and Ray do."""
+        hosts = self.hosts(2)
+        prefixes = list(hosts.prefixes)
+        if how == "slurm":
+            job = dict(SLURM_JOB_ID=77, SLURM_STEP_NODELIST="host[0-1]", SLURM_NTASKS=2)
+            hosts.prefixes = [
+                [
+                    *prefix,
+                    "env",
+                    *(f"{name}={value}" for name, value in job.items()),
+                    *(f"SLURM_PROCID={number}", "SLURM_LOCALID=0"),
+                ]
+                for number, prefix in enumerate(prefixes)
+            ]
+        script = Path(__file__).parent.parent / "examples" / "multi_host" / "moe.py"
+        for result in self.run_on(hosts, script, distributed=False):
+            self.assertIn(f"process {result.rank} of 2: rows are back", result.output)
+
     def test_no_way_through_memory(self):
         """Groups of domain local on two hosts do not reach each other, and say so in time."""
         hosts = self.hosts(2)

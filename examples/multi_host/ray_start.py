@@ -2,7 +2,7 @@
 
 import os
 import runpy
-import socket
+import tempfile
 from pathlib import Path
 
 import ray
@@ -18,9 +18,10 @@ def run(process: int, processes: int, coordinator: str, script: str) -> None:
         "JAX_NUM_PROCESSES": str(processes),
         "JAX_PROCESS_ID": str(process),
     }
-    path = Path(f"{socket.gethostname()}_moe.py")
-    path.write_text(script)
-    runpy.run_path(str(path), run_name="__main__")
+    with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
+        file.write(script)
+        file.flush()
+        runpy.run_path(file.name, run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -169,6 +169,19 @@ class AddressTest(BoardTest):
         self.address = self.place("address")
         self.board = programs.open_board("address", self.address)
 
+    def test_ipv6_and_names(self):
+        for address in ("[::1]:0", "localhost:0"):
+            try:
+                keeper = programs.open_board("address", address, keep=True)
+            except OSError as error:
+                if "[" in address:  # a machine without it
+                    continue
+                raise error
+            self.addCleanup(keeper.close)
+            keeper.publish("key", b"blob")
+            board = programs.open_board("address", keeper.address)
+            self.assertEqual(board.fetch("key", 5.0), b"blob", keeper.address)
+
     def test_another_secret_reads_nothing(self):
         self.board.publish("key", b"blob")
         stranger = bootstrap.AddressBootstrap(

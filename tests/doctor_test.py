@@ -4,6 +4,7 @@ import contextlib
 import ctypes.util
 import io
 import json
+import os
 import tempfile
 from pathlib import Path
 from unittest import mock
@@ -13,6 +14,7 @@ from absl.testing import absltest, parameterized
 
 from jax_fabric.cli import main
 from jax_fabric.observe.doctor import Finding, examine, report, selftest
+from jax_fabric.observe.doctor.examine import environment_findings
 from jax_fabric.topology import Machine
 
 
@@ -246,6 +248,41 @@ class ThisMachineTest(DoctorTest):
         self.assertIn("not run", found["self-test", "GPUs"]["value"])
         self.assertEqual(code, int(any(row["state"] == "problem" for row in rows)))
         self.assertIn("jax_fabric 0.", output)
+
+
+class EnvironmentTest(DoctorTest):
+    @parameterized.parameters(
+        ({}, "ok", "domain local"),
+        ({"JAX_FABRIC_DOMAIN": "connectx"}, "ok", "domain connectx"),
+        ({"JAX_FABRIC_SPINUS": "5"}, "problem", "JAX_FABRIC_SPINUS is not known"),
+        ({"JAX_FABRIC_NICS": "a,a"}, "problem", "JAX_FABRIC_NICS: 'a,a' is not accepted"),
+        (
+            {"JAX_FABRIC_DOMAIN": "connectx", "JAX_FABRIC_NICS": "mlx5_0,mlx5_7"},
+            "problem",
+            "JAX_FABRIC_NICS mlx5_0, mlx5_7: not here",
+        ),
+        (
+            {"JAX_FABRIC_DOMAIN": "connectx", "JAX_FABRIC_NICS": "^mlx5_1"},
+            "ok",
+            "JAX_FABRIC_NICS ^mlx5_1",
+        ),
+        # Of this provider NICs are network interfaces.
+        (
+            {
+                "JAX_FABRIC_DOMAIN": "efa",
+                "JAX_FABRIC_EFA_PROVIDER": "tcp",
+                "JAX_FABRIC_NICS": "eth0",
+            },
+            "ok",
+            "provider tcp;ofi_rxm",
+        ),
+    )
+    def test_variables(self, variables, state, words):
+        tree = fixtures.flat_virtual_machine(self.folder(), gpus=1, nics=2)
+        with mock.patch.dict(os.environ, variables):
+            (found,) = environment_findings(Machine.read(tree.root))
+        self.assertEqual(found.state, state)
+        self.assertIn(words, found.value)
 
 
 class RouteTest(DoctorTest):

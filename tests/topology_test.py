@@ -89,6 +89,29 @@ class ReadTest(TopologyTest):
         self.assertEqual([gpu.pci.address for gpu in machine.gpus], shown)
         self.assertEqual([gpu.index for gpu in machine.gpus], [0, 1])
 
+    def test_a_virtual_machine_with_one_gpu(self):
+        """As one with an H200 showed itself on 2026-11-30; the UUID is another one."""
+        tree = fixtures.SysfsTree(self.folder())
+        tree.numa_nodes("0-15")
+        for slot, (vendor, device, kind) in enumerate(
+            (
+                ("0x8086", "0x0d57", "0x060000"),
+                ("0x1af4", "0x1042", "0x018000"),
+                ("0x1af4", "0x1041", "0x020000"),
+                ("0x1af4", "0x1053", "0xffff00"),
+            )
+        ):
+            path = f"pci0000:00/0000:00:{slot:02x}.0"
+            tree.pci(path, vendor, device, kind, -1, "virtio-pci")
+        tree.gpu("pci0000:00/0000:00:06.0", -1)
+        (tree.root / "sys/class/infiniband").mkdir(parents=True)
+        machine = Machine.read(tree.root)
+        (gpu,) = machine.gpus
+        self.assertEqual(gpu.pci, PciLocation(("pci0000:00", "0000:00:06.0"), -1))
+        self.assertEqual((gpu.index, gpu.model, gpu.driver), (0, "NVIDIA H200", "nvidia"))
+        self.assertEqual(machine.nics, ())
+        self.assertEqual(topology.cpus_of_gpu(machine, 0, None), ())
+
     def test_an_empty_machine(self):
         self.assertEqual(Machine.read(self.folder()), Machine())
 

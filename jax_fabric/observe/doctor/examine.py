@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 
+from jax_fabric import _core
 from jax_fabric.errors import InvalidArgument
 from jax_fabric.observe.doctor.finding import Finding
 from jax_fabric.observe.doctor.gpu_checks import gpu_findings
@@ -45,7 +46,29 @@ def examine(
     findings += _expected(machine, present, expect)
     if str(sysfs.root) == "/":
         findings += library_findings(needed)
+        findings += environment_findings(machine)
     return findings
+
+
+def environment_findings(machine: Machine) -> list[Finding]:
+    """Whether the JAX_FABRIC_ variables of this process make sense here."""
+    subject, check = "environment", "JAX_FABRIC_*"
+    try:
+        kind, provider, library, groups, exclude = _core.transport(None, None)
+    except InvalidArgument as error:
+        fix = "unset it, or give what the message says (docs/configuration.md)"
+        return [Finding(subject, check, "problem", str(error), fix)]
+    value = f"domain {kind}" + (f", provider {provider}" if provider else "")
+    named = {name for group in groups for name in group} | set(exclude)
+    if named:
+        value += f", JAX_FABRIC_NICS {'^' if exclude else ''}{', '.join(sorted(named))}"
+    in_sysfs = (kind == "connectx" and not library) or (kind == "efa" and provider == "efa")
+    unknown = named - {nic.name for nic in machine.nics}
+    if in_sysfs and unknown:
+        listed = ", ".join(nic.name for nic in machine.nics) or "no NIC"
+        fix = f"ls /sys/class/infiniband: there is {listed}"
+        return [Finding(subject, check, "problem", f"{value}: not here", fix)]
+    return [Finding(subject, check, "ok", value)]
 
 
 def _visible(machine: Machine, visible: str | None) -> list[Finding]:

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from unittest import mock
 
+import bootstrap_programs
 import netns_programs as programs
 import netns_testing
 import processes_testing
@@ -96,6 +97,11 @@ class HostsTest(parameterized.TestCase):
         script = Path(__file__).parent.parent / "examples" / "multi_host" / "moe.py"
         for result in self.run_on(hosts, script, distributed=False):
             self.assertIn(f"process {result.rank} of 2: rows are back", result.output)
+
+    def test_a_board_at_an_address(self):
+        hosts = self.hosts(2)
+        board = f"{hosts.address(0)}:{PORT + 1}"
+        self.run_on(hosts, bootstrap_programs.exchange, "address", board)
 
     def test_no_way_through_memory(self):
         """Groups of domain local on two hosts do not reach each other, and say so in time."""

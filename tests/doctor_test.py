@@ -114,6 +114,20 @@ class FixturesTest(DoctorTest):
         self.assertEqual(link.state, "warning")
         self.assertIn("runs at 100 Gb/s, the others at 400", link.value)
 
+    def test_a_nic_of_software(self):
+        """As soft-RoCE shows itself in the virtual machine of scripts/soft_roce."""
+        tree = fixtures.SysfsTree(self.folder())
+        gids = [
+            (fixtures.LINK_GID.format(1), "RoCE v2"),
+            (fixtures.GLOBAL_GID.format(1), "RoCE v2"),
+        ]
+        options = dict(link_layer="Ethernet", rate="10 Gb/sec (4X SDR)", interface="ve0", mtu=4500)
+        tree.nic(None, "rxe0", gids=gids, **options)
+        findings = examine(tree.root)
+        nic = [f for f in findings if f.subject == "NIC rxe0"]
+        self.assertEqual([f.state for f in nic], ["ok", "ok", "ok", "ok", "note"])
+        self.assertEqual(nic[0].value, "connectx, of software")
+
     def test_a_nic_of_another_kind(self):
         tree = fixtures.SysfsTree(self.folder())
         tree.nic("pci0000:00/0000:00:01.0", "iw0", node_type="4: RNIC")

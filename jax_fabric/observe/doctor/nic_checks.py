@@ -43,9 +43,10 @@ def _one(
     subject = f"NIC {nic.name}"
     assigned = assignments.get(nic.family)
     used_for = _used_for(machine, nic, assigned)
-    at = nic.pci.address if nic.pci else "no hardware"
-    node = f"node {nic.numa_node}" if nic.numa_node >= 0 else "node unknown"
-    kind = f"{nic.family}, driver {nic.driver or 'of software'}, {nic.model or at} at {at}, {node}"
+    kind = f"{nic.family}, of software"
+    if nic.pci:
+        node = f"node {nic.numa_node}" if nic.numa_node >= 0 else "node unknown"
+        kind = f"{nic.family}, driver {nic.driver}, {nic.model} at {nic.pci.address}, {node}"
     if nic.family == "other":
         why = "no reliable connections with datagrams (iWARP?): jax_fabric does not use it"
         yield Finding(subject, "device", "note", f"{kind}; {why}")

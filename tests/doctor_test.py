@@ -247,7 +247,7 @@ class ThisMachineTest(DoctorTest):
     def test_for_real(self):
         """Whatever this machine has: transfers through memory work, and TCP where libfabric is."""
         file = Path(self.folder(), "doctor.json")
-        code, output = self.run_command("--selftest", "--json", str(file))
+        code, output = self.run_command("--selftest", "--timeout=120", "--json", str(file))
         rows = json.loads(file.read_text())["findings"]
         found = {(row["subject"], row["check"]): row for row in rows}
         local = found["self-test", "local"]
@@ -309,13 +309,13 @@ class RouteTest(DoctorTest):
         ),
     )
     def test_what_goes_wrong_is_said(self, route, words):
-        found = selftest.run_route(route, timeout_s=20)
+        found = selftest.run_route(route, timeout_s=90)
         self.assertEqual(found.state, "problem")
         self.assertRegex(found.value, words)
 
     def test_a_receiving_process_that_dies(self):
         with mock.patch.object(selftest.sys, "executable", "/bin/false"):
-            found = selftest.run_route(selftest.Route("a", "local"), timeout_s=20)
+            found = selftest.run_route(selftest.Route("a", "local"), timeout_s=90)
         self.assertEqual(found.state, "problem")
         self.assertIn("ended with 1", found.value)
 

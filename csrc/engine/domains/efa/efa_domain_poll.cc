@@ -31,8 +31,12 @@ bool MayBeDeath(int error) {
   }
 }
 
-ErrorCode CodeOf(int error) {
-  switch (error) {
+// EFA's status for a remote key, range or access that is refused; its provider makes it FI_EINVAL.
+constexpr int kEfaBadRemoteAddress = 7;
+
+ErrorCode CodeOf(const fi_cq_err_entry& error, bool is_efa) {
+  if (is_efa && error.prov_errno == kEfaBadRemoteAddress) return ErrorCode::kPermissionDenied;
+  switch (error.err) {
     case FI_EACCES:
     case FI_EPERM:
     case FI_EKEYREJECTED:
@@ -151,7 +155,7 @@ bool EfaDomain::Finish(Operation& operation, const fi_cq_err_entry* error, Compl
       Suspect(out, std::move(cause));
       return false;
     }
-    out.code = peer.code == ErrorCode::kOk ? CodeOf(error->err) : peer.code;
+    out.code = peer.code == ErrorCode::kOk ? CodeOf(*error, endpoint_->is_efa()) : peer.code;
     if (peer.code != ErrorCode::kOk) cause = fmt::format("{} ({})", peer.cause, cause);
     last_error_ = std::move(cause);
   }

@@ -5,10 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <array>
-#include <chrono>
-#include <functional>
 #include <vector>
+
+#include "csrc/engine/domains/efa/efa_pair.h"
 
 namespace jax_fabric {
 namespace {
@@ -73,63 +72,6 @@ TEST(EfaDomain, ShmDoesNotConnectTwoDomainsOfOneProcess) {
   ASSERT_FALSE(peer.has_value());
   EXPECT_NE(peer.error().message.find("one process for each rank"), std::string::npos) << peer.error().message;
 }
-
-// Two domains in this thread, and memory of the second one that the first may write to.
-class EfaPair : public testing::Test {
- protected:
-  struct Side {
-    std::vector<std::byte> memory = std::vector<std::byte>(kBytes);
-    std::unique_ptr<Domain> domain;
-    MemoryRegion region;
-    std::vector<Completion> completions;
-
-    void Poll() {
-      std::array<Completion, 32> found;
-      const size_t count = domain->Poll(found);
-      completions.insert(completions.end(), found.begin(), found.begin() + static_cast<ptrdiff_t>(count));
-    }
-    size_t Count(CompletionKind kind) const {
-      return static_cast<size_t>(std::count_if(completions.begin(), completions.end(),
-                                               [&](const Completion& each) { return each.kind == kind; }));
-    }
-  };
-  static constexpr uint64_t kBytes = 4096;
-
-  void Connect(const EfaDomainOptions& options) {
-    for (Side* side : {&writer_, &target_}) {
-      auto domain = CreateEfaDomain(options);
-      ASSERT_TRUE(domain.has_value()) << domain.error().message;
-      side->domain = std::move(*domain);
-      const auto region =
-          side->domain->RegisterMemory(side->memory.data(), kBytes, MemoryKind::kHost, Access::kRemoteWrite);
-      ASSERT_TRUE(region.has_value()) << region.error().message;
-      side->region = *region;
-    }
-    const auto peer = writer_.domain->AddPeer(target_.domain->address());
-    ASSERT_TRUE(peer.has_value()) << peer.error().message;
-    ASSERT_TRUE(Until([&] { return writer_.domain->peer_state(*peer) == PeerState::kReady; }));
-    write_.peer = *peer;
-    write_.source = writer_.memory.data();
-    write_.local_key = writer_.region.local_key;
-    write_.length = 64;
-    write_.remote_address = target_.region.remote_address;
-    write_.remote_key = target_.region.remote_key;
-  }
-
-  // Polls both until it holds; false: not within 20 s.
-  bool Until(const std::function<bool()>& holds) {
-    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-    while (!holds()) {
-      if (std::chrono::steady_clock::now() > end) return false;
-      writer_.Poll();
-      target_.Poll();
-    }
-    return true;
-  }
-
-  Side writer_, target_;
-  WriteRequest write_;
-};
 
 // Many more than the target's queue has room for, before it is polled at all.
 TEST_F(EfaPair, MoreImmediatesThanTheQueueHoldsAreNotLost) {

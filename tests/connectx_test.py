@@ -1,13 +1,46 @@
-"""What is said where there is no RDMA device; scripts/soft_roce has some (docs/connectx.md)."""
+"""MoE exchanges over a double of libibverbs, against the oracle, and what is said without a device.
+
+scripts/soft_roce has devices (docs/connectx.md).
+"""
 
 import os
+from pathlib import Path
 from unittest import mock
 
 import jax
+import nic_programs
+import processes_testing
 from absl.testing import absltest, parameterized
 
 import jax_fabric as jf
 from jax_fabric import engine, errors
+from jax_fabric.testing import launch
+
+_FOLDER = "csrc/engine/domains/connectx/double"
+_DOUBLE = Path(__file__).resolve().parent.parent / "bazel-bin" / _FOLDER / "libverbs_double.so"
+
+
+class ExchangeTest(parameterized.TestCase):
+    @parameterized.parameters(2, 4)
+    def test_processes_agree_with_the_oracle(self, processes):
+        self.assertTrue(
+            _DOUBLE.is_file(),
+            f"no {_DOUBLE}: bazel build --config=ci //{_FOLDER}:libverbs_double.so",
+        )
+        with mock.patch.dict(os.environ, {"XLA_FLAGS": processes_testing.FAST}):
+            results = launch.run(
+                nic_programs.run_checks,
+                processes_testing.expected(processes),
+                processes=processes,
+                timeout_s=300,
+                environment={
+                    "JAX_FABRIC_DOMAIN": "connectx",
+                    "JAX_FABRIC_CONNECTX_LIBRARY": str(_DOUBLE),
+                },
+            )
+        for result in results:
+            for check in nic_programs.CHECKS:
+                self.assertEqual(result.value[check], "", f"process {result.rank}: {check}")
 
 
 class RefusalTest(parameterized.TestCase):

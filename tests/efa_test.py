@@ -1,38 +1,46 @@
 """What runs over libfabric: MoE exchanges against the oracle, the engine's groups, and refusals.
 
-TCP stands for the NIC (docs/nics.md).
+TCP, shared memory and a fake SRD device stand for the NIC (docs/nics.md).
 """
 
 import os
 from unittest import mock
 
-import efa_programs
 import engine_testing
 import jax
+import nic_programs
 import numpy as np
 import processes_testing
 from absl.testing import absltest, parameterized
 
 import jax_fabric as jf
 from jax_fabric import engine, errors
-from jax_fabric.testing import launch
+from jax_fabric.testing import fake_srd, launch
 
-OVER_TCP = {"JAX_FABRIC_DOMAIN": "efa", "JAX_FABRIC_EFA_PROVIDER": "tcp"}
+
+def over(provider):
+    return {"JAX_FABRIC_DOMAIN": "efa", "JAX_FABRIC_EFA_PROVIDER": provider}
+
+
+OVER_TCP = over("tcp")
 
 
 class ExchangeTest(parameterized.TestCase):
-    @parameterized.parameters(2, 4)
-    def test_processes_agree_with_the_oracle(self, processes):
+    @parameterized.product(provider=("tcp", "shm", "fakesrd"), processes=(2, 4))
+    def test_processes_agree_with_the_oracle(self, provider, processes):
+        program, environment = nic_programs.run_checks, over(provider)
+        if provider == fake_srd.NAME:
+            program, environment = nic_programs.run_checks_over_fake_srd, over("efa")
         with mock.patch.dict(os.environ, {"XLA_FLAGS": processes_testing.FAST}):
             results = launch.run(
-                efa_programs.run_checks,
+                program,
                 processes_testing.expected(processes),
                 processes=processes,
                 timeout_s=300,
-                environment=OVER_TCP,
+                environment=environment,
             )
         for result in results:
-            for check in efa_programs.CHECKS:
+            for check in nic_programs.CHECKS:
                 self.assertEqual(result.value[check], "", f"process {result.rank}: {check}")
 
 

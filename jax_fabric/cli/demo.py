@@ -25,6 +25,7 @@ examples:
   jax-fabric demo moe --processes 4         the same 8 ranks in 4 processes, through jax.distributed
   jax-fabric demo moe --quick               smaller and shorter
   jax-fabric demo moe --quick --processes 2 --domain efa --provider tcp      over libfabric
+  jax-fabric demo moe --quick --processes 2 --domain efa --provider fakesrd  over a fake EFA NIC
   jax-fabric demo moe --quick --processes 2 --domain connectx                over libibverbs
   jax-fabric demo moe --dtype bfloat16 --experts 32 --top-k 4 --plot loss.png
 """
@@ -82,7 +83,8 @@ def _add_moe(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--provider",
         metavar="NAME",
-        help="of libfabric, with --domain efa: efa, or tcp where there is no such NIC",
+        help="of libfabric, with --domain efa: efa, or where there is no such NIC tcp, "
+        "shm (one rank a process) or fakesrd (EFA's provider on a fake NIC; needs a checkout)",
     )
     parser.add_argument("--quick", action="store_true", help="a small model and few steps")
     parser.add_argument(
@@ -103,5 +105,11 @@ def _run_moe(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> 
         parser.error("--plot needs matplotlib: pip install 'jax-fabric[plots]'")
 
     from jax_fabric.demo import moe
+    from jax_fabric.testing import fake_srd
 
+    if config.provider == fake_srd.NAME:
+        try:
+            fake_srd.find()
+        except FileNotFoundError as error:
+            parser.error(str(error))
     return moe.main(config, moe.Output(json=arguments.json, plot=arguments.plot))

@@ -29,7 +29,7 @@ class DemoConfig:
       seed: of parameters and batches.
       repeats: timed calls of dispatch and combine.
       domain: how rows travel, as in ``Fabric``; None: as the environment says.
-      provider: of libfabric, as in ``Fabric``.
+      provider: of libfabric, as in ``Fabric``; "fakesrd": "efa" on a fake NIC of this machine.
       timeout_s: of every wait for another rank; long, because processes compile side by side and
         one may be ready much earlier than another.
     """

@@ -18,7 +18,7 @@ import jax_fabric as jf
 from jax_fabric.demo import checks, measure, model, text, training
 from jax_fabric.demo.config import DemoConfig
 from jax_fabric.demo.report import Report, write_json, write_plot
-from jax_fabric.testing import environment, launch
+from jax_fabric.testing import environment, fake_srd, launch
 
 _LAUNCH_TIMEOUT_S = 540.0
 
@@ -78,8 +78,9 @@ def run(config: DemoConfig, output: Output) -> bool:
         rows, length = config.ranks * config.rows, config.sequence + 1
         return corpus.batch(step, rows=rows, length=length, seed=config.seed)
 
+    provider = fake_srd.load() if config.provider == fake_srd.NAME else config.provider
     with jf.Fabric(
-        mesh, timeout_s=config.timeout_s, domain=config.domain, provider=config.provider
+        mesh, timeout_s=config.timeout_s, domain=config.domain, provider=provider
     ) as fabric:
         moe = jf.moe.ExpertParallel(
             fabric,

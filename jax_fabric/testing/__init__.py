@@ -6,6 +6,7 @@
 * :mod:`~jax_fabric.testing.launch`: a function or a script in several processes, with a deadline.
 * :mod:`~jax_fabric.testing.simulated_fabric`: groups over a network that loses and reorders, by
   seed and on a virtual clock.
+* :mod:`~jax_fabric.testing.fake_srd`: libfabric's EFA provider on a fake NIC.
 * :mod:`~jax_fabric.testing.environment`: what must be in the environment before JAX starts.
 
 Importing them starts nothing.

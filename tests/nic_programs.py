@@ -1,4 +1,4 @@
-"""What each process of efa_test runs."""
+"""What each process of efa_test and connectx_test runs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import traceback
 
 import processes_programs as programs
 from processes_testing import Expected
+
+from jax_fabric.testing import fake_srd
 
 CHECKS = ("forward", "gradients", "independent_calls_on_one_channel")
 
@@ -20,3 +22,8 @@ def run_checks(want: Expected) -> dict[str, str]:
         except Exception:
             outcome[name] = traceback.format_exc()
     return outcome
+
+
+def run_checks_over_fake_srd(want: Expected) -> dict[str, str]:
+    fake_srd.load()
+    return run_checks(want)

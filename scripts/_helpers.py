@@ -313,9 +313,18 @@ def cuda(_: Context) -> Iterator[Step]:
     )
 
 
+# What stands for NICs in the Python tests.
+DOUBLES = (
+    "//csrc/engine/domains/connectx/double:libverbs_double.so",
+    "//csrc/engine/domains/efa/fakesrd:libfakesrd.so",
+)
+
+
 def python(context: Context) -> Iterator[Step]:
     """Python tests."""
     yield editable_install()
+    # Last, so that bazel-bin leads to it.
+    yield Step("doubles of NICs", [bazel(), "build", "--config=ci", UNITY, *DOUBLES])
     report = context.scratch / "pytest.xml"
     # A file's tests stay in one process, as its fixtures do. More processes would want more memory
     # than a machine with so many cores need have.

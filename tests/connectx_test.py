@@ -21,8 +21,8 @@ _DOUBLE = Path(__file__).resolve().parent.parent / "bazel-bin" / _FOLDER / "libv
 
 
 class ExchangeTest(parameterized.TestCase):
-    @parameterized.parameters(2, 4)
-    def test_processes_agree_with_the_oracle(self, processes):
+    def test_processes_agree_with_the_oracle(self):
+        processes = 2
         self.assertTrue(
             _DOUBLE.is_file(),
             f"no {_DOUBLE}: bazel build --config=ci //{_FOLDER}:libverbs_double.so",

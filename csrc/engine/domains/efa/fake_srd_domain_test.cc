@@ -33,6 +33,7 @@ class FakeSrdDomain : public EfaPair, public testing::WithParamInterface<const c
 };
 
 TEST_P(FakeSrdDomain, ImmediatesComeInNoOrderAndOnce) {
+  fake_srd::SetFaults({.start_delay_us = 2'000});
   ASSERT_NO_FATAL_FAILURE(Connect(Options()));
   constexpr uint32_t kWrites = 500;
   for (uint32_t i = 0; i < kWrites; ++i) ASSERT_NO_FATAL_FAILURE(Write(i));

@@ -134,6 +134,7 @@ class FakeSrd : public testing::Test {
 };
 
 TEST_F(FakeSrd, WritesOvertakeEachOtherAndArriveOnce) {
+  SetFaults({.start_delay_us = 20'000});
   Side writer, target(1024, true);
   ibv_ah* route = writer.RouteTo(target);
   target.RouteTo(writer);
@@ -197,9 +198,10 @@ TEST_F(FakeSrd, ADeviceThatIsGoneIsUnresponsive) {
     target.RouteTo(writer);
     ASSERT_EQ(writer.Write(route, target, 1, 0, 64), 0);
     ASSERT_TRUE(writer.Await(1));
-    SetFaults({.start_delay_us = 200'000});
+    SetFaults({.hold = 1});
     ASSERT_EQ(writer.Write(route, target, 2, 0, 64), 0);
   }
+  SetFaults({});
   ASSERT_TRUE(writer.Await(2));
   EXPECT_EQ(writer.seen[1].status, Status::kUnresponsive);
 }

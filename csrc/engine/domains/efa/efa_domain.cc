@@ -114,7 +114,7 @@ void EfaDomain::Leave() {
              return !each.second->gone && each.second->controls + each.second->outbox.size() > 0;
            });
   };
-  while (busy() && SteadyClock::Get().NowNs() < end_ns) {
+  while (broken_.empty() && busy() && SteadyClock::Get().NowNs() < end_ns) {
     ReadSendQueue(ignored);
     PostImmediates();
     ReadReceiveQueue(ignored);

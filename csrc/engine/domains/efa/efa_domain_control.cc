@@ -16,6 +16,7 @@ constexpr uint32_t kReceivesOfImmediates = 512;  // where they take any; writers
 }  // namespace
 
 void EfaDomain::Send(Remote& remote, nic::WireMessage message) {
+  if (!broken_.empty()) return;
   message.from = incarnation_;
   message.to = remote.incarnation;
   Bytes bytes(nic::WireMessage::kOverhead + message.payload.size());

@@ -112,6 +112,8 @@ class EfaDomain final : public Domain {
   void EndOperations(PeerId peer, ErrorCode code, const std::string& cause);
   // The provider does not let go of them: they end here.
   void AbandonOperations(PeerId peer);
+  // The provider is of no use any more: all peers are lost, and stay so.
+  void Break(const std::string& cause);
   void KeepDraining(int64_t elapsed_ns);
   void SettleSuspects(EfaPeer& peer, uint64_t answered);
   void FinishRemoval(const Removal& removal);
@@ -145,6 +147,7 @@ class EfaDomain final : public Domain {
   DomainLimits limits_;
   Bytes address_;
   std::string last_error_;
+  std::string broken_;  // why, when it is
   FabricRegistrar registrar_;
   nic::MemoryTable memory_;
   nic::Loopback loopback_;

@@ -17,6 +17,7 @@ constexpr uint32_t kErrorsOfNobody = 5;  // in a row, with nothing heard: there 
 
 Result<PeerId> EfaDomain::AddPeer(ByteView bytes) {
   JF_ASSIGN_OR_RETURN(const EfaAddress address, EfaAddress::Open(bytes));
+  if (!broken_.empty()) return MakeError(ErrorCode::kInternal, "{} is of no use any more: {}", name_, broken_);
   EfaPeer peer;
   peer.incarnation = address.incarnation;
   peer.credits = address.message_credits;
@@ -103,6 +104,20 @@ void EfaDomain::FailPeer(PeerId id, ErrorCode code, const std::string& cause) {
   EndOperations(id, code, cause);
 }
 
+void EfaDomain::Break(const std::string& cause) {
+  broken_ = cause;
+  for (const auto& [incarnation, remote] : remotes_) {
+    remote->gone = true;
+    remote->inbound = false;
+    remote->errors = 0;
+    if (!remote->outbox.empty()) --waiting_outboxes_;
+    remote->outbox.clear();
+  }
+  while (!live_.empty()) FailPeer(live_.back(), ErrorCode::kInternal, cause);
+  for (const Removal& removal : removals_) FinishRemoval(removal);
+  removals_.clear();
+}
+
 void EfaDomain::EndOperations(PeerId id, ErrorCode code, const std::string& cause) {
   EfaPeer& peer = peers_[id];
   for (EfaPeer::Suspect& suspect : peer.suspects) {
@@ -163,6 +178,7 @@ void EfaDomain::Housekeep() {
   const int64_t elapsed_ns = now_ns - housekept_ns_;
   if (elapsed_ns < kHousekeepingNs) return;
   housekept_ns_ = now_ns;
+  if (const std::string error = endpoint_->TakeError(); !error.empty() && broken_.empty()) Break(error);
   KeepPeers(now_ns);
   KeepDraining(std::min(elapsed_ns, kMaxElapsedNs));
   KeepRemotes(std::min(elapsed_ns, kMaxElapsedNs));

@@ -56,9 +56,11 @@ ErrorCode CodeOf(const fi_cq_err_entry& error, bool is_efa) {
 
 size_t EfaDomain::Poll(std::span<Completion> completions) {
   size_t count = TakeReports(completions);
-  count += ReadSendQueue(completions.subspan(count));
-  if (!immediates_.empty()) PostImmediates();
-  count += ReadReceiveQueue(completions.subspan(count));
+  if (broken_.empty()) {
+    count += ReadSendQueue(completions.subspan(count));
+    if (!immediates_.empty()) PostImmediates();
+    count += ReadReceiveQueue(completions.subspan(count));
+  }
   AdvanceLoopback();
   if (waiting_outboxes_ > 0) FlushOutboxes();
   if (++polls_ % kPollsPerHousekeeping == 0) Housekeep();

@@ -95,6 +95,7 @@ FabricEndpoint::~FabricEndpoint() {
   ep_.reset();
   receive_queue_.reset();
   send_queue_.reset();
+  events_.reset();
   av_.reset();
   domain_.reset();
   fabric_.reset();
@@ -185,6 +186,14 @@ Status FabricEndpoint::OpenObjects(const EfaDomainOptions& options) {
   JF_RETURN_IF_ERROR(check("fi_ep_bind", fi_ep_bind(ep, &av->fid, 0)));
   JF_RETURN_IF_ERROR(check("fi_ep_bind", fi_ep_bind(ep, &send_queue_->fid, FI_TRANSMIT)));
   JF_RETURN_IF_ERROR(check("fi_ep_bind", fi_ep_bind(ep, &receive_queue_->fid, FI_RECV)));
+  if (is_efa_) {
+    fi_eq_attr event_attributes = {};
+    event_attributes.wait_obj = FI_WAIT_NONE;
+    fid_eq* events = nullptr;
+    JF_RETURN_IF_ERROR(check("fi_eq_open", fi_eq_open(fabric, &event_attributes, &events, nullptr)));
+    events_.reset(events);
+    JF_RETURN_IF_ERROR(check("fi_ep_bind", fi_ep_bind(ep, &events->fid, 0)));
+  }
   JF_RETURN_IF_ERROR(SetOptions());
   JF_RETURN_IF_ERROR(check("fi_enable", fi_enable(ep)));
   std::array<std::byte, 512> name;
@@ -212,6 +221,18 @@ Status FabricEndpoint::SetOptions() {
   return MakeError(ErrorCode::kUnimplemented,
                    "'{}' does not write by itself ({}): it needs an EFA NIC with RDMA write, as on p5 and newer",
                    info_->domain_attr->name, error == 0 ? "the provider emulates it" : library_->Words(error));
+}
+
+std::string FabricEndpoint::TakeError() {
+  if (!events_) return {};
+  uint32_t event = 0;
+  std::array<std::byte, 256> entry;
+  if (fi_eq_read(events_.get(), &event, entry.data(), entry.size(), 0) != -FI_EAVAIL) return {};
+  fi_eq_err_entry error = {};
+  if (fi_eq_readerr(events_.get(), &error, 0) < 0) return {};
+  const char* words = fi_eq_strerror(events_.get(), error.prov_errno, error.err_data, nullptr, 0);
+  return fmt::format("{} on '{}'; the provider says: {} ({})", library_->Words(error.err), info_->domain_attr->name,
+                     words == nullptr ? "nothing" : words, error.prov_errno);
 }
 
 Result<fi_addr_t> FabricEndpoint::Insert(ByteView name) {

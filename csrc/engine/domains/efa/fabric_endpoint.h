@@ -6,6 +6,7 @@
 #include <rdma/fi_cm.h>
 #include <rdma/fi_domain.h>
 #include <rdma/fi_endpoint.h>
+#include <rdma/fi_eq.h>
 #include <rdma/fi_rma.h>
 
 #include <map>
@@ -47,6 +48,10 @@ class FabricEndpoint {
   // Each write with an immediate takes one of this side's receives.
   bool immediates_take_receives() const { return immediates_take_receives_; }
 
+  // What the provider says of an error that belongs to no operation: its endpoint is of no use afterwards. EFA's ends
+  // the process where nobody listens. Empty: nothing.
+  std::string TakeError();
+
   Result<fi_addr_t> Insert(ByteView name);
   // `left`: the other endpoint is closed. EFA's provider numbers messages between two endpoints, from nought with every
   // insertion; an endpoint that is inserted again would end the other's process (its message "already processed").
@@ -71,6 +76,7 @@ class FabricEndpoint {
   Fid<fid_fabric> fabric_;
   Fid<fid_domain> domain_;
   Fid<fid_av> av_;
+  Fid<fid_eq> events_;
   Fid<fid_cq> send_queue_;
   Fid<fid_cq> receive_queue_;
   Fid<fid_ep> ep_;

@@ -32,6 +32,9 @@ class FakeSrdDomain : public EfaPair, public testing::WithParamInterface<const c
   }
 };
 
+// What "efa-direct" has none of: messages of the provider's own.
+class FakeSrdProtocol : public FakeSrdDomain {};
+
 TEST_P(FakeSrdDomain, ImmediatesComeInNoOrderAndOnce) {
   fake_srd::SetFaults({.start_delay_us = 2'000});
   ASSERT_NO_FATAL_FAILURE(Connect(Options()));
@@ -77,8 +80,30 @@ TEST_P(FakeSrdDomain, MoreImmediatesThanReceivesWaitForThem) {
   EXPECT_EQ(fake_srd::ReadStatistics().overruns, 0u);
 }
 
+// An error that belongs to no operation ends the process where nobody listens to the provider.
+TEST_P(FakeSrdProtocol, AnErrorOfTheProviderItselfIsAnErrorOfAllPeers) {
+  ASSERT_NO_FATAL_FAILURE(Connect(Options()));
+  const auto back = target_.domain->AddPeer(writer_.domain->address());
+  ASSERT_TRUE(back.has_value()) << back.error().message;
+  ASSERT_TRUE(Until([&] { return target_.domain->peer_state(*back) == PeerState::kReady; }));
+  fake_srd::SetFaults({.receive_error = 1});
+  // A message of the user's; heartbeats would do it, too.
+  const SendRequest message{.peer = write_.peer, .source = write_.source, .local_key = write_.local_key, .length = 8};
+  ASSERT_EQ(writer_.domain->PostSend(message), PostResult::kPosted);
+  ASSERT_TRUE(Until([&] { return target_.Count(CompletionKind::kPeerFault) > 0; }));
+  fake_srd::SetFaults({});
+  const std::string& words = target_.domain->last_error();
+  EXPECT_NE(words.find("the provider says"), std::string::npos) << words;
+  EXPECT_EQ(target_.domain->peer_state(*back), PeerState::kFailed);
+  const auto again = target_.domain->AddPeer(writer_.domain->address());
+  ASSERT_FALSE(again.has_value());
+  EXPECT_NE(again.error().message.find("of no use any more"), std::string::npos) << again.error().message;
+}
+
 INSTANTIATE_TEST_SUITE_P(Efa, FakeSrdDomain, testing::Values("efa", "efa-direct"),
                          [](const auto& info) { return std::string(info.param) == "efa" ? "efa" : "direct"; });
+
+INSTANTIATE_TEST_SUITE_P(Efa, FakeSrdProtocol, testing::Values("efa"));
 
 }  // namespace
 }  // namespace jax_fabric

@@ -13,6 +13,7 @@ namespace {
 
 constexpr int kTickMs = 1;
 constexpr int64_t kBusyNs = 20'000'000;
+constexpr int64_t kStarved = 3;
 
 }  // namespace
 
@@ -61,7 +62,10 @@ void Device::KeepTime() {
     const bool unanswered =
         pair->qp_type == IBV_QPT_RC && pair->state == IBV_QPS_RTS && !pair->work.empty() && pair->timeout != 0;
     const int64_t patience_ns = (int64_t{4096} << pair->timeout) * (pair->retries + 1);
-    if (!unanswered || now_ns - pair->progress_ns < patience_ns) continue;
+    const int64_t waited_ns = now_ns - pair->progress_ns;
+    if (!unanswered || waited_ns < patience_ns) continue;
+    // Devices answer in time; the thread that is one here may have to wait for a core.
+    if (waited_ns < kStarved * patience_ns && wire_.Reaches(pair->device)) continue;
     const Work lost = std::move(pair->work.front());
     pair->work.pop_front();
     CompleteWork(*pair, lost, IBV_WC_RETRY_EXC_ERR);

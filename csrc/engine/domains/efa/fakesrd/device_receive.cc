@@ -107,6 +107,7 @@ bool Device::Deliver(QueuePair& pair, const Packet& packet) {
     pair.receives.pop_front();
     completion.id = receive.id;
     if (!header.is_write) completion.status = Scatter(receive, packet.bytes);
+    if (!header.is_write && Draw(faults_.receive_error)) completion.status = Status::kBadLocalKey;
   }
   Complete(*pair.receive_queue, completion);
   if (completion.status == Status::kReceiveTooShort) {

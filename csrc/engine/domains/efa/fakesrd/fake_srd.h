@@ -19,6 +19,7 @@ struct Faults {
   double hold = 0;                  // of all segments: the chosen one is left for later
   double send_queue_full = 0;       // of all posts: "no memory", try again
   double receiver_not_ready = 0;    // of messages and of immediates that take a receive: as if there were none
+  double receive_error = 0;         // of all messages: the receive ends with an error
   uint32_t completion_entries = 0;  // of queues that are created afterwards, whatever was asked for; 0: as asked for
 };
 

@@ -3,6 +3,9 @@
 TCP, shared memory and a fake SRD device stand for the NIC (docs/nics.md).
 """
 
+import contextlib
+import importlib.metadata
+import io
 import os
 from unittest import mock
 
@@ -15,6 +18,7 @@ from absl.testing import absltest, parameterized
 
 import jax_fabric as jf
 from jax_fabric import engine, errors
+from jax_fabric.cli import main
 from jax_fabric.testing import fake_srd, launch
 
 
@@ -84,6 +88,28 @@ class RefusalTest(parameterized.TestCase):
         mesh = jax.make_mesh((1,), ("ep",))
         with self.assertRaisesRegex(errors.FabricError, "'no_such_provider'.*Found: .*tcp"):
             jf.Fabric(mesh, domain="efa", provider="no_such_provider")
+
+    def test_a_fake_device_that_is_not_built_says_how(self):
+        with mock.patch.object(fake_srd, "_TARGET", "csrc/none/libnone.so"):
+            for act in (fake_srd.load, lambda: main.main(["demo", "moe", "--provider", "fakesrd"])):
+                errors_of = contextlib.redirect_stderr(io.StringIO())
+                with errors_of as text, self.assertRaises((FileNotFoundError, SystemExit)) as got:
+                    act()
+                said = f"{got.exception} {text.getvalue()}"
+                self.assertIn("bazel build --config=ci //csrc/none:libnone.so", said)
+
+    def test_a_fake_device_without_libfabric_says_what_to_install(self):
+        with (
+            mock.patch.object(importlib.metadata, "files", return_value=[]),
+            self.assertRaisesRegex(FileNotFoundError, "pip install mpich=="),
+        ):
+            fake_srd.find()
+
+    def test_another_libfabric_is_not_replaced(self):
+        with engine.TransferEngine() as fabric:
+            fabric.add_group("one", domain="efa", provider="tcp")
+        with self.assertRaisesRegex(RuntimeError, "opened another libfabric already"):
+            fake_srd.load()
 
 
 if __name__ == "__main__":

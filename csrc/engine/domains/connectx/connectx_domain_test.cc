@@ -356,6 +356,23 @@ TEST_F(ConnectXPair, ADomainLeavesNothingBehind) {
   EXPECT_EQ(leaks(), before);
 }
 
+// Nor does one whose peers go while datagrams to them are on the way.
+TEST_F(ConnectXPair, RoutesOutliveTheirDatagrams) {
+  const auto leaks = VerbsDoubleFunction<verbs_double::LeaksFunction>(verbs_double::kLeaks);
+  ASSERT_NE(leaks, nullptr);
+  const uint64_t before = leaks();
+  ASSERT_TRUE(SetVerbsFaults({.seed = 1, .completion_delay_us = 50'000}));
+  ASSERT_NO_FATAL_FAILURE(Connect(Double(), Double()));
+  for (int round = 0; round < 10; ++round) {
+    writer_.domain->RemovePeer(write_.peer);
+    ASSERT_TRUE(Until([&] { return writer_.domain->peer_state(write_.peer) == PeerState::kRemoved; }));
+    ASSERT_NO_FATAL_FAILURE(Connect());
+  }
+  writer_.domain.reset();
+  target_.domain.reset();
+  EXPECT_EQ(leaks(), before);
+}
+
 // Far more immediates than there are receives, and nobody who polls.
 TEST_F(ConnectXPair, MoreImmediatesThanReceivesAreNotLost) {
   ConnectXDomainOptions options = Double();

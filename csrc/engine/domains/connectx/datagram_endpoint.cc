@@ -56,7 +56,9 @@ Result<DatagramRoute> DatagramEndpoint::RouteTo(const ConnectXAddress& peer) {
   ibv_ah_attr attributes = {};
   JF_RETURN_IF_ERROR(device_.FillRoute(peer.port, attributes));
   DatagramRoute route;
-  route.handle = {device_.verbs().ibv_create_ah(device_.pd(), &attributes), device_.verbs().ibv_destroy_ah};
+  if (ibv_ah* handle = device_.verbs().ibv_create_ah(device_.pd(), &attributes); handle != nullptr) {
+    route.handle = std::shared_ptr<ibv_ah>(handle, device_.verbs().ibv_destroy_ah);
+  }
   route.queue_pair = peer.datagram_queue_pair;
   route.key = peer.datagram_key;
   if (route.handle == nullptr) {
@@ -86,6 +88,7 @@ bool DatagramEndpoint::Send(const DatagramRoute& route, ByteView bytes) {
     sends_.Return(*buffer);
     return false;
   }
+  routes_[*buffer] = route.handle;
   ++sending_;
   return true;
 }

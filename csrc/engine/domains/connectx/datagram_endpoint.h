@@ -2,6 +2,7 @@
 #ifndef JAX_FABRIC_ENGINE_DOMAINS_CONNECTX_DATAGRAM_ENDPOINT_H_
 #define JAX_FABRIC_ENGINE_DOMAINS_CONNECTX_DATAGRAM_ENDPOINT_H_
 
+#include <array>
 #include <cstdint>
 #include <memory>
 
@@ -13,7 +14,7 @@
 namespace jax_fabric::connectx {
 
 struct DatagramRoute {
-  Owned<ibv_ah> handle{nullptr, nullptr};
+  std::shared_ptr<ibv_ah> handle;
   uint32_t queue_pair = 0;
   uint32_t key = 0;
 };
@@ -34,6 +35,7 @@ class DatagramEndpoint {
   // False: it is lost, since as many are on the way as can be.
   bool Send(const DatagramRoute& route, ByteView bytes);
   void OnSent(uint32_t buffer) {
+    routes_[buffer] = nullptr;
     sends_.Return(buffer);
     --sending_;
   }
@@ -51,6 +53,9 @@ class DatagramEndpoint {
   VerbsDevice& device_;
   const uint32_t key_;
   uint32_t sending_ = 0;
+  // Of what is on the way, by buffer. A handle that is destroyed before its datagrams are complete fails them, and then
+  // the queue pair stands still: rxe of Linux 6.12 looks for it when it sends, which is later than the post.
+  std::array<std::shared_ptr<ibv_ah>, kSends> routes_;
   BufferPool sends_;
   BufferPool receives_;
   Owned<ibv_qp> qp_;

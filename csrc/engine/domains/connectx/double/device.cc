@@ -114,12 +114,13 @@ int Device::Poll(CompletionQueue& queue, int count, ibv_wc* work) {
   int polled = 0;
   for (; polled < count && !queue.entries.empty() && queue.entries.front().due_ns <= now_ns; ++polled) {
     work[polled] = queue.entries.front().work;
+    if (Route* route = queue.entries.front().route; route != nullptr) --route->incomplete;
     queue.entries.pop_front();
   }
   return polled;
 }
 
-void Device::Complete(ibv_cq* queue, const ibv_wc& work) {
+void Device::Complete(ibv_cq* queue, const ibv_wc& work, Route* route) {
   auto& into = static_cast<CompletionQueue&>(*queue);
   if (into.entries.size() >= static_cast<size_t>(into.cqe)) {
     if (!into.overrun) std::fprintf(stderr, "verbs double: a completion queue of %d entries is overrun\n", into.cqe);
@@ -131,17 +132,29 @@ void Device::Complete(ibv_cq* queue, const ibv_wc& work) {
     due_ns = NowNs() + static_cast<int64_t>(random_() % faults_.completion_delay_us) * 1000;
     if (!into.entries.empty()) due_ns = std::max(due_ns, into.entries.back().due_ns);  // in their order
   }
-  into.entries.push_back({work, due_ns});
+  into.entries.push_back({work, due_ns, route});
+  if (route != nullptr) ++route->incomplete;
 }
 
-void Device::CompleteWork(QueuePair& pair, const Work& work, ibv_wc_status status) {
+int Device::DestroyRoute(Route* route) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (route->incomplete > 0) {
+    std::fprintf(stderr, "verbs double: a route is destroyed with %u datagrams on the way\n", route->incomplete);
+    return EBUSY;
+  }
+  --objects_;
+  delete route;
+  return 0;
+}
+
+void Device::CompleteWork(QueuePair& pair, const Work& work, ibv_wc_status status, Route* route) {
   if (status == IBV_WC_SUCCESS && !work.signaled) return;
   ibv_wc entry = {};
   entry.wr_id = work.id;
   entry.status = status;
   entry.opcode = work.is_write ? IBV_WC_RDMA_WRITE : IBV_WC_SEND;
   entry.qp_num = pair.qp_num;
-  Complete(pair.send_cq, entry);
+  Complete(pair.send_cq, entry, route);
 }
 
 void Device::CompleteReceive(QueuePair& pair, const Receive& receive, ibv_wc_status status,
@@ -187,8 +200,11 @@ void Device::RemoveQueuePair(QueuePair& pair) {
   const std::lock_guard<std::mutex> lock(mutex_);
   pairs_.erase(pair.qp_num);
   for (ibv_cq* queue : {pair.send_cq, pair.recv_cq}) {
-    std::erase_if(static_cast<CompletionQueue*>(queue)->entries,
-                  [&](const CompletionQueue::Entry& entry) { return entry.work.qp_num == pair.qp_num; });
+    std::erase_if(static_cast<CompletionQueue*>(queue)->entries, [&](const CompletionQueue::Entry& entry) {
+      if (entry.work.qp_num != pair.qp_num) return false;
+      if (entry.route != nullptr) --entry.route->incomplete;
+      return true;
+    });
   }
   --objects_;
 }

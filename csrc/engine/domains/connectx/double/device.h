@@ -52,6 +52,8 @@ class Device {
   void AddQueuePair(QueuePair& pair);
   void RemoveQueuePair(QueuePair& pair);
   int Modify(QueuePair& pair, const ibv_qp_attr& attributes, int mask);
+  // Not before its datagrams are complete: what a device would make of them, each driver says otherwise.
+  int DestroyRoute(Route* route);
   int PostSend(QueuePair& pair, ibv_send_wr* work, ibv_send_wr** bad);
   int PostReceive(std::deque<Receive>& receives, size_t capacity, ibv_recv_wr* work, ibv_recv_wr** bad);
 
@@ -62,8 +64,8 @@ class Device {
 
   // device.cc
   const Memory* FindMemory(uint32_t key, uint64_t address, uint64_t length, unsigned access) const;
-  void Complete(ibv_cq* queue, const ibv_wc& work);
-  void CompleteWork(QueuePair& pair, const Work& work, ibv_wc_status status);
+  void Complete(ibv_cq* queue, const ibv_wc& work, Route* route = nullptr);
+  void CompleteWork(QueuePair& pair, const Work& work, ibv_wc_status status, Route* route = nullptr);
   void CompleteReceive(QueuePair& pair, const Receive& receive, ibv_wc_status status, const PacketHeader& header);
   // Into the error state: everything comes back.
   void Fail(QueuePair& pair);

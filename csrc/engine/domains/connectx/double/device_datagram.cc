@@ -19,8 +19,9 @@ int Device::PostDatagram(QueuePair& pair, const ibv_send_wr& request) {
   Work work;
   work.id = request.wr_id;
   work.signaled = true;
+  auto* route = static_cast<Route*>(request.wr.ud.ah);
   if (FindMemory(part.lkey, part.addr, part.length, 0) == nullptr) {
-    CompleteWork(pair, work, IBV_WC_LOC_PROT_ERR);
+    CompleteWork(pair, work, IBV_WC_LOC_PROT_ERR, route);
     return 0;
   }
   Packet packet;
@@ -30,9 +31,9 @@ int Device::PostDatagram(QueuePair& pair, const ibv_send_wr& request) {
   packet.header.to_queue_pair = request.wr.ud.remote_qpn;
   packet.header.from_queue_pair = pair.qp_num;
   packet.header.key = request.wr.ud.remote_qkey;
-  CompleteWork(pair, work, IBV_WC_SUCCESS);
+  CompleteWork(pair, work, IBV_WC_SUCCESS, route);
   if (Draw(faults_.datagram_loss)) return 0;
-  const uint64_t to = static_cast<Route*>(request.wr.ud.ah)->device;
+  const uint64_t to = route->device;
   if (Draw(faults_.datagram_copies)) wire_.Send(to, packet);
   if (!late_.has_value() && Draw(faults_.datagrams_late)) {
     late_.emplace(to, std::move(packet));

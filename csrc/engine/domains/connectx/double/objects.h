@@ -27,12 +27,14 @@ struct Memory : ibv_mr {
 
 struct Route : ibv_ah {
   uint64_t device = 0;
+  uint32_t incomplete = 0;  // datagrams whose completion nobody has polled
 };
 
 struct CompletionQueue : ibv_cq {
   struct Entry {
     ibv_wc work;
     int64_t due_ns;
+    Route* route;  // of a datagram; else null
   };
   std::deque<Entry> entries;
   bool overrun = false;

@@ -292,11 +292,7 @@ ibv_ah* ibv_create_ah(ibv_pd* domain, ibv_ah_attr* attributes) {
   return route;
 }
 
-int ibv_destroy_ah(ibv_ah* route) {
-  DeviceOfContext(route->context).CountObject(-1);
-  delete static_cast<Route*>(route);
-  return 0;
-}
+int ibv_destroy_ah(ibv_ah* route) { return DeviceOfContext(route->context).DestroyRoute(static_cast<Route*>(route)); }
 
 const char* ibv_wc_status_str(ibv_wc_status status) {
   switch (status) {

@@ -114,6 +114,14 @@ void EfaDomain::Break(const std::string& cause) {
     remote->outbox.clear();
   }
   while (!live_.empty()) FailPeer(live_.back(), ErrorCode::kInternal, cause);
+  endpoint_->Shut();  // nothing of anybody lands, or reads, any more
+  for (PeerId id = 0; id < peers_.size(); ++id) {
+    if (peers_[id].in_flight > 0) AbandonOperations(id);
+  }
+  for (Operation& operation : operations_.all()) {
+    if (operation.kind != Operation::Kind::kFree) Release(operation);
+  }
+  immediates_.clear();
   for (const Removal& removal : removals_) FinishRemoval(removal);
   removals_.clear();
 }

@@ -86,6 +86,16 @@ TEST_P(FakeSrdProtocol, AnErrorOfTheProviderItselfIsAnErrorOfAllPeers) {
   const auto back = target_.domain->AddPeer(writer_.domain->address());
   ASSERT_TRUE(back.has_value()) << back.error().message;
   ASSERT_TRUE(Until([&] { return target_.domain->peer_state(*back) == PeerState::kReady; }));
+  // What the target has under way itself ends, too.
+  fake_srd::SetFaults({.start_delay_us = 1'000'000, .receive_error = 1});
+  WriteRequest own;
+  own.peer = *back;
+  own.source = target_.memory.data();
+  own.local_key = target_.region.local_key;
+  own.length = 64;
+  own.remote_address = writer_.region.remote_address;
+  own.remote_key = writer_.region.remote_key;
+  ASSERT_EQ(target_.domain->PostWrite(own), PostResult::kPosted);
   fake_srd::SetFaults({.receive_error = 1});
   // A message of the user's; heartbeats would do it, too.
   const SendRequest message{.peer = write_.peer, .source = write_.source, .local_key = write_.local_key, .length = 8};
@@ -95,6 +105,8 @@ TEST_P(FakeSrdProtocol, AnErrorOfTheProviderItselfIsAnErrorOfAllPeers) {
   const std::string& words = target_.domain->last_error();
   EXPECT_NE(words.find("the provider says"), std::string::npos) << words;
   EXPECT_EQ(target_.domain->peer_state(*back), PeerState::kFailed);
+  EXPECT_TRUE(Until([&] { return target_.Count(CompletionKind::kWrite) == 1; }));
+  EXPECT_TRUE(target_.domain->DeregisterMemory(target_.region).has_value());
   const auto again = target_.domain->AddPeer(writer_.domain->address());
   ASSERT_FALSE(again.has_value());
   EXPECT_NE(again.error().message.find("of no use any more"), std::string::npos) << again.error().message;

@@ -26,10 +26,7 @@ network() {
   done
   for i in 0 1; do
     ip link set ve$i up
-    # A delay takes packets from their sender's account. Otherwise the other end does, and rxe of Linux 6.12 then looks
-    # for the queue pair on its own device: the sender's never hears of it and stands still after 64 packets.
-    [[ $NETEM == *delay* ]] || NETEM="delay 20us $NETEM"
-    tc qdisc replace dev ve$i root netem $NETEM limit 10000
+    [[ -z $NETEM ]] || tc qdisc replace dev ve$i root netem $NETEM limit 10000
     rdma link add rxe$i type rxe netdev ve$i
   done
 }

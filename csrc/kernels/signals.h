@@ -21,7 +21,7 @@ enum class SignalError : uint32_t {
   kElementCapacity = 5,  // element `source` of a batch has `detail` rows more than its capacity
   kRank = 6,             // the program is on rank `detail` of its axis
   kNotDone = 7,          // an exchange was begun before the one before it was finished
-  kNotBegun = 8,         // an exchange was finished without a beginning, or twice
+  kNotBegun = 8,         // an exchange was finished without a beginning, or twice; the channel goes on
 };
 
 // Of one channel, in host memory that the device has mapped. Each line has one writer.
@@ -41,6 +41,11 @@ struct ChannelSignals {
     uint32_t source = 0;  // rank, or element
     int64_t detail = 0;
   } error;
+
+  struct alignas(64) RefusedLine {
+    int64_t count = 0;   // by the device, written last: calls that were to end an exchange that was not begun
+    int64_t ticket = 0;  // of the last of them
+  } refused;
 };
 
 // What a membership epoch of a channel has of its own, in device memory. Recorded launches outlive epochs: here they
@@ -54,16 +59,20 @@ struct ChannelEpoch {
 };
 
 // Of one channel, in device memory. Written by one kernel at a time.
-struct ChannelState {
+struct alignas(64) ChannelState {
+  // What all kernels of the channel look at, in 64 bytes: they read it at once.
   int64_t issued = 0;                      // last exchange whose messages have left
   int64_t finished = 0;                    // last one whose messages have come
   SignalError error = SignalError::kNone;  // the first; nothing is done after it
-  uint32_t source = 0;                     // of it, as in ErrorLine
+  uint32_t refused = 0;                    // not 0: there was nothing to end for the call that came last
+  ChannelEpoch epoch;                      // by the host, before the epoch's first exchange
+
+  uint32_t source = 0;  // of the error, as in ErrorLine
   int64_t detail = 0;
-  uint64_t signature = 0;  // of the messages of the exchange that was issued last, for who finishes it
-  int64_t told = 0;        // the exchange that failed, once the host has been told
-  uint32_t blocks = 0;     // of the running kernel, that are through, and how many of them have failed
-  ChannelEpoch epoch;      // by the host, before the epoch's first exchange
+  uint64_t signature = 0;    // of the messages of the exchange that was issued last, for who finishes it
+  int64_t told = 0;          // the exchange that failed, once the host has been told
+  uint32_t blocks = 0;       // of the running exchange kernel, that are through, and how many of them have failed
+  uint32_t sent_blocks = 0;  // of the running send kernel, that are through
 };
 
 // A word that the device raises and the host polls. Values may be skipped.

@@ -1,6 +1,8 @@
 #include <cstdint>
+#include <cuda/atomic>
 
 #include "csrc/kernels/cuda/benchmark_kernels.h"
+#include "csrc/kernels/cuda/dependent_launch.cuh"
 #include "csrc/kernels/cuda/kernel_timer.cuh"
 
 namespace jax_fabric::kernels::cuda {
@@ -33,7 +35,57 @@ __global__ void __launch_bounds__(kThreads) FlushKernel(uint4* memory, int64_t c
   }
 }
 
+using SystemWord = ::cuda::atomic_ref<int64_t, ::cuda::thread_scope_system>;
+
+__device__ void Post(const PingPong& words, int64_t number) {
+  // As Tell; the host acquires it.
+  ::cuda::atomic_thread_fence(::cuda::memory_order_release, ::cuda::thread_scope_system);
+  SystemWord(*words.posted).store(number, ::cuda::memory_order_relaxed);
+}
+__device__ void Await(const PingPong& words, int64_t number) {
+  // Acquires what the host has released.
+  while (SystemWord(*words.done).load(::cuda::memory_order_acquire) < number) {
+  }
+}
+
+__global__ void PostKernel(PingPong words) {
+  LetNextKernelBegin();
+  Post(words, *words.number + 1);
+}
+__global__ void AwaitKernel(PingPong words) {
+  AwaitKernelBefore();
+  Await(words, *words.number + 1);
+  LetNextKernelBegin();
+  *words.number += 1;
+}
+__global__ void EmptyKernel() { AwaitKernelBefore(); }
+__global__ void RoundTripsKernel(PingPong words, int64_t count) {
+  const int64_t end = *words.number + count;
+#pragma unroll 1
+  for (int64_t number = *words.number + 1; number <= end; ++number) {
+    Post(words, number);
+    Await(words, number);
+  }
+  *words.number = end;
+}
+
 }  // namespace
+
+cudaError_t LaunchPost(const PingPong& words, cudaStream_t stream) {
+  PostKernel<<<1, 1, 0, stream>>>(words);
+  return cudaGetLastError();
+}
+
+cudaError_t LaunchRoundTrip(const PingPong& words, cudaStream_t stream) {
+  cudaError_t error = LaunchPost(words, stream);
+  if (error == cudaSuccess) error = LaunchDependent(true, AwaitKernel, 1, 1, 0, stream, words);
+  return error == cudaSuccess ? LaunchDependent(true, EmptyKernel, 1, 1, 0, stream) : error;
+}
+
+cudaError_t LaunchRoundTrips(const PingPong& words, int64_t count, cudaStream_t stream) {
+  RoundTripsKernel<<<1, 1, 0, stream>>>(words, count);
+  return cudaGetLastError();
+}
 
 cudaError_t Copy(void* to, const void* from, int64_t bytes, const LaunchOptions& options) {
   const int64_t count = bytes / static_cast<int64_t>(sizeof(uint4));

@@ -11,6 +11,7 @@
 #include "csrc/kernels/cuda/moe_kernels.h"
 #include "csrc/kernels/cuda/row_list.cuh"
 #include "csrc/kernels/cuda/row_moves.cuh"
+#include "csrc/kernels/cuda/tell.cuh"
 #include "csrc/kernels/moe_kernels.h"
 #include "csrc/kernels/moe_layout.h"
 #include "csrc/kernels/rounds.h"
@@ -143,23 +144,36 @@ __device__ void WriteScalars(const CombineSendArgs& args, const int32_t* positio
   }
 }
 
-// Everything but the rows of the message to a source, by one block.
-__device__ void WriteHead(const CombineSendArgs& args, const KernelRun& run, int64_t source, void* slot) {
+// Everything but the rows and scalars of the message to a source, by one warp.
+__device__ void WriteHead(const CombineSendArgs& args, const MessageStamp& stamp, int64_t source, void* slot) {
   const SlotLayout& layout = args.layout;
-  const MoeShape& shape = layout.shape;
   const bool with_scalars = args.kind == ExchangeKind::kDispatchBack;
-  const IndexRange range = RowsInRound(shape, args.route, source, args.round);
+  const auto lane = static_cast<int32_t>(threadIdx.x % kWarp);
+  const IndexRange range = RowsInRound(layout.shape, args.route, source, args.round);
   const int64_t rows = range.size();
-  if (with_scalars) {
-    const int32_t* positions = args.route.positions + (source * shape.max_tokens + range.begin) * shape.LocalTopK();
-    WriteScalars(args, positions, rows, slot);
-  }
-  ZeroWords(slot, sizeof(MessageHeader), layout.PlainPayloadOffset(), threadIdx.x, kRowThreads);
-  if (threadIdx.x != 0) return;
+  ZeroWords(slot, sizeof(MessageHeader), layout.PlainPayloadOffset(), lane, kWarp);
+  if (lane != 0) return;
   const int64_t payload_offset = layout.PlainPayloadOffset() + (with_scalars ? layout.ScalarsBytes(rows) : 0);
-  WriteHeader(StampOf(run, args.stamp), args.kind,
-              {.rows = rows, .first_row = range.begin, .payload_offset = payload_offset}, slot);
+  WriteHeader(stamp, args.kind, {.rows = rows, .first_row = range.begin, .payload_offset = payload_offset}, slot);
   args.message_bytes[source] = layout.CombineMessageBytes(rows, with_scalars);
+}
+
+// Everything but the rows, by all blocks.
+__device__ __forceinline__ void WriteHeads(const CombineSendArgs& args, const MessageStamp& stamp, void* const* slots) {
+  const MoeShape& shape = args.layout.shape;
+  const auto warp = static_cast<int64_t>(threadIdx.x / kWarp);
+  // Blocks first, and then warps: where blocks are few, each warp has one at least.
+#pragma unroll 1
+  for (int64_t source = warp * gridDim.x + blockIdx.x; source < shape.ranks; source += int64_t{gridDim.x} * kRowWarps) {
+    WriteHead(args, stamp, source, slots[source]);
+  }
+  if (args.kind != ExchangeKind::kDispatchBack) return;
+#pragma unroll 1
+  for (int64_t source = blockIdx.x; source < shape.ranks; source += gridDim.x) {
+    const IndexRange range = RowsInRound(shape, args.route, source, args.round);
+    const int32_t* positions = args.route.positions + (source * shape.max_tokens + range.begin) * shape.LocalTopK();
+    WriteScalars(args, positions, range.size(), slots[source]);
+  }
 }
 
 // Warps share out the parts of all rows.
@@ -168,9 +182,10 @@ __global__ void __launch_bounds__(kRowThreads, kSendBlocks)
     CombineSendKernel(const __grid_constant__ CombineSendArgs args, From from_type, To to_type, KernelRun run) {
   LetNextKernelBegin();
   const KernelTimer timer(run.times);
-  if (HasFailed(run)) return;
+  const ChannelState channel = StateOf(run);
+  if (args.round == 0 ? HasFailed(channel) : HasNothing(channel)) return;
   extern __shared__ int32_t begins[];
-  void* const* slots = SendSlots(run, args.slots, args.layout.shape.ranks);
+  void* const* slots = SendSlots(run, channel, args.slots, args.layout.shape.ranks);
   const SlotLayout& layout = args.layout;
   const MoeShape& shape = layout.shape;
   RowList list(begins);
@@ -194,10 +209,8 @@ __global__ void __launch_bounds__(kRowThreads, kSendBlocks)
                                   layout.PlainPayloadOffset() + scalars_bytes + place.row * layout.CombineRowBytes()),
                          RowPart<kCount>(item % parts, shape.hidden), lane < local_top_k ? positions[lane] : -1);
   }
-#pragma unroll 1
-  for (int64_t source = blockIdx.x; source < shape.ranks; source += gridDim.x) {
-    WriteHead(args, run, source, slots[source]);
-  }
+  WriteHeads(args, StampOf(run, channel, args.stamp), slots);
+  TellWhenLast(run.tell, channel);
 }
 
 // ---- Receive -------------------------------------------------------------------------------------------------------
@@ -295,8 +308,9 @@ __global__ void __launch_bounds__(kTokenThreads, kTokenBlocks)
                          ReceiveSlots slots, KernelRun run) {
   AwaitKernelBefore();
   const KernelTimer timer(run.times);
-  if (HasFailed(run)) return;
-  slots.Choose(run, args.layout.shape.ranks);
+  const ChannelState channel = StateOf(run);
+  if (HasNothing(channel)) return;
+  slots.Choose(run, channel, args.layout.shape.ranks);
   extern __shared__ const char* rows_of_token[];
   __shared__ int32_t count;
   const MoeShape& shape = args.layout.shape;

@@ -14,8 +14,9 @@
 namespace jax_fabric::kernels::cuda {
 
 // [N] or null, as DispatchSendArgs::absent.
-__device__ __forceinline__ const uint8_t* AbsentRanks(const KernelRun& run, const DispatchSendArgs& args) {
-  return run.channel != nullptr ? run.channel->epoch.absent : args.absent;
+__device__ __forceinline__ const uint8_t* AbsentRanks(const KernelRun& run, const ChannelState& channel,
+                                                      const DispatchSendArgs& args) {
+  return run.channel != nullptr ? channel.epoch.absent : args.absent;
 }
 
 // Rank of an expert, or -1: not routed.

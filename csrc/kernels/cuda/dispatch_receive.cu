@@ -140,8 +140,9 @@ __global__ void __launch_bounds__(kMostCountWarps* kWarp)
                 const __grid_constant__ DispatchReceiveWorkspace workspace, ReceiveSlots slots, KernelRun run) {
   AwaitKernelBefore();
   const KernelTimer timer(run.times);
-  if (HasFailed(run)) return;
-  slots.Choose(run, args.layout.shape.ranks);
+  const ChannelState channel = StateOf(run);
+  if (HasNothing(channel)) return;
+  slots.Choose(run, channel, args.layout.shape.ranks);
   extern __shared__ int32_t shared_counts[];  // [warps, experts_per_rank]
   const MoeShape& shape = args.layout.shape;
   const int32_t experts = shape.experts_per_rank;
@@ -184,7 +185,7 @@ __global__ void __launch_bounds__(kScanThreads)
     ScanKernel(const __grid_constant__ DispatchReceiveArgs args,
                const __grid_constant__ DispatchReceiveWorkspace workspace, KernelRun run) {
   const KernelTimer timer(run.times);
-  if (HasFailed(run)) return;
+  if (HasNothing(StateOf(run))) return;
   const MoeShape& shape = args.layout.shape;
   const int32_t element = blockIdx.x;
   const int64_t size = static_cast<int64_t>(shape.experts_per_rank) * shape.ranks;
@@ -310,8 +311,9 @@ __global__ void __launch_bounds__(kRowThreads, kMoveBlocks)
     MoveKernel(const __grid_constant__ DispatchReceiveArgs args, const __grid_constant__ RowFormat format,
                const __grid_constant__ DispatchReceiveWorkspace workspace, ReceiveSlots slots, KernelRun run) {
   const KernelTimer timer(run.times);
-  if (HasFailed(run)) return;
-  slots.Choose(run, args.layout.shape.ranks);
+  const ChannelState channel = StateOf(run);
+  if (HasNothing(channel)) return;
+  slots.Choose(run, channel, args.layout.shape.ranks);
   const MoeShape& shape = args.layout.shape;
   const auto source = static_cast<int32_t>(blockIdx.x);
   if (source >= shape.ranks) {

@@ -15,6 +15,7 @@
 #include "csrc/kernels/cuda/message.cuh"
 #include "csrc/kernels/cuda/moe_kernels.h"
 #include "csrc/kernels/cuda/send_rows.cuh"
+#include "csrc/kernels/cuda/tell.cuh"
 #include "csrc/kernels/cuda/workspace.h"
 #include "csrc/kernels/moe_kernels.h"
 #include "csrc/kernels/moe_layout.h"
@@ -116,14 +117,15 @@ __global__ void __launch_bounds__(kPlanThreads)
     PlanKernel(const __grid_constant__ DispatchSendArgs args, const __grid_constant__ DispatchSendWorkspace workspace,
                KernelRun run) {
   const KernelTimer timer(run.times);
-  if (HasFailed(run)) return;
+  const ChannelState channel = StateOf(run);
+  if (HasFailed(channel)) return;
   __shared__ uint32_t few_local_rows[kMaskBits];
   const MoeShape& shape = args.layout.shape;
   const auto rank = static_cast<int32_t>(blockIdx.x);
-  const ExpertRange range(shape, AbsentRanks(run, args), rank);
+  const ExpertRange range(shape, AbsentRanks(run, channel, args), rank);
   int32_t* row_tokens = workspace.row_tokens + static_cast<int64_t>(rank) * shape.max_tokens;
   int32_t* entry_begins = workspace.entry_begins + static_cast<int64_t>(rank) * shape.max_tokens;
-  auto* meta = At<RowMeta>(SendSlots(run, args.slots, shape.ranks)[rank], args.layout.RowMetaOffset());
+  auto* meta = At<RowMeta>(SendSlots(run, channel, args.slots, shape.ranks)[rank], args.layout.RowMetaOffset());
   uint32_t* local_rows = workspace.local_rows + static_cast<int64_t>(rank) * shape.experts_per_rank;
   const bool few = shape.experts_per_rank <= kMaskBits;
   uint32_t* counted = few ? few_local_rows : local_rows;
@@ -194,11 +196,12 @@ __global__ void __launch_bounds__(kThreads)
     RoundsKernel(const __grid_constant__ DispatchSendArgs args, const __grid_constant__ DispatchSendWorkspace workspace,
                  KernelRun run) {
   const KernelTimer timer(run.times);
-  if (HasFailed(run)) return;
+  const ChannelState channel = StateOf(run);
+  if (HasFailed(channel)) return;
   const MoeShape& shape = args.layout.shape;
 #pragma unroll 1
   for (int32_t rank = threadIdx.x; rank < shape.ranks; rank += kThreads) workspace.round_begins[rank] = 0;
-  void* const* slots = SendSlots(run, args.slots, shape.ranks);
+  void* const* slots = SendSlots(run, channel, args.slots, shape.ranks);
 #pragma unroll 1
   for (int32_t round = 0; round < shape.MaxRounds(); ++round) {
     // Each thread goes on with the ranks that it began with: no other one reads their round_begins.
@@ -239,6 +242,16 @@ struct PlannedCounts {
   }
 };
 
+// By the block with this number of those that have choices.
+__device__ __forceinline__ void WriteEntries(const DispatchSendArgs& args, const uint8_t* absent,
+                                             const PlannedCounts& counts, void* const* slots, int32_t block) {
+  const int32_t top_k = args.layout.shape.top_k, choices = args.t_rows * top_k;
+  const int32_t choice = block * kSendThreads + static_cast<int32_t>(threadIdx.x);
+  if (choice >= choices) return;
+  const int64_t t = choice / top_k;
+  WriteEntry(args, absent, counts, slots, args.experts + t * top_k, args.weights + t * top_k, t, choice % top_k);
+}
+
 // The first N blocks have the head of a message each, the next ones kSendThreads choices each, and the others a token:
 // its row, which is most of the work, and goes on while heads and entries are written.
 template <int kCount>
@@ -248,24 +261,22 @@ __global__ void __launch_bounds__(kSendThreads, kSendBlocks)
                    KernelRun run) {
   LetNextKernelBegin();
   const KernelTimer timer(run.times);
-  if (HasFailed(run)) return;
+  const ChannelState channel = StateOf(run);
+  if (HasFailed(channel)) return;
   extern __shared__ char* places[];  // [N]
   const MoeShape& shape = args.layout.shape;
   const PlannedCounts counts{args, workspace};
-  void* const* slots = SendSlots(run, args.slots, shape.ranks);
-  auto block = static_cast<int32_t>(blockIdx.x);
+  void* const* slots = SendSlots(run, channel, args.slots, shape.ranks);
+  const auto block = static_cast<int32_t>(blockIdx.x);
+  const int32_t first_token_block = shape.ranks + BlocksOfChoices(args.t_rows * shape.top_k);
   if (block < shape.ranks) {
-    return WriteMessageHead(args, StampOf(run, args.stamp), counts, slots[block], block, threadIdx.x, kSendThreads);
+    WriteMessageHead(args, StampOf(run, channel, args.stamp), counts, slots[block], block, threadIdx.x, kSendThreads);
+  } else if (block < first_token_block) {
+    WriteEntries(args, AbsentRanks(run, channel, args), counts, slots, block - shape.ranks);
+  } else {
+    SendRowsOfToken<kCount>(rows, slots, block - first_token_block, places);
   }
-  block -= shape.ranks;
-  const int32_t choices = args.t_rows * shape.top_k, choice_blocks = BlocksOfChoices(choices);
-  if (block >= choice_blocks) return SendRowsOfToken<kCount>(rows, slots, block - choice_blocks, places);
-  const int32_t choice = block * kSendThreads + static_cast<int32_t>(threadIdx.x);
-  if (choice >= choices) return;
-  const int64_t t = choice / shape.top_k;
-  const int32_t k = choice % shape.top_k;
-  WriteEntry(args, AbsentRanks(run, args), counts, slots, args.experts + t * shape.top_k,
-             args.weights + t * shape.top_k, t, k);
+  TellWhenLast(run.tell, channel);
 }
 
 cudaError_t SendFirstRound(const DispatchSendArgs& args, const DispatchSendWorkspace& workspace,

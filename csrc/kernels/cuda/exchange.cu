@@ -8,6 +8,7 @@
 #include "csrc/kernels/cuda/kernel_timer.cuh"
 #include "csrc/kernels/cuda/load_kernels.h"
 #include "csrc/kernels/cuda/message.cuh"
+#include "csrc/kernels/cuda/tell.cuh"
 #include "csrc/kernels/rounds.h"
 #include "csrc/kernels/signals.h"
 
@@ -17,12 +18,6 @@ namespace {
 constexpr int kThreads = 256;
 // Looks at a word for which a kernel waits, between two looks at what else might end its wait.
 constexpr int kLooks = 32;
-
-// Words that peers or the host, too, read or write.
-template <typename T>
-using SystemWord = ::cuda::atomic_ref<T, ::cuda::thread_scope_system>;
-template <typename T>
-using DeviceWord = ::cuda::atomic_ref<T, ::cuda::thread_scope_device>;
 
 __device__ __forceinline__ SignalError ErrorOf(const ExchangeChannel& channel) {
   // relaxed: it decides whether to go on, nothing is read because of it
@@ -54,38 +49,17 @@ __device__ void TellHost(const ExchangeChannel& channel, int64_t sequence) {
   SystemWord<int64_t>(line.sequence).store(sequence, ::cuda::memory_order_release);
 }
 
-// By one thread of each block; all find the same: whether this exchange may be begun or finished now. `issued`: of the
-// channel's state.
-__device__ bool MayGoOn(const ExchangeArgs& args, int64_t issued, int64_t sequence) {
-  const ChannelState& state = *args.channel.state;
-  const bool is_second_half = args.part == ExchangePart::kFinish;
-  // All are read before the first of them decides: they are on their way at once.
-  const SignalError error = ErrorOf(args.channel);
-  const int32_t axis_rank = *args.axis_rank;
-  const int64_t finished = state.finished;
-  const int32_t ticket = is_second_half ? *args.ticket : 0;
-  if (error != SignalError::kNone) return false;
-  if (axis_rank != args.layout.shape.rank) {
-    Fail(args.channel, SignalError::kRank, 0, axis_rank);
-    return false;
+// By one thread of each block; all find the same: what keeps this exchange from being begun or finished now, or kNone.
+__device__ SignalError Hindrance(const ExchangeArgs& args, const ChannelState& state, int64_t sequence,
+                                 int32_t axis_rank, int32_t ticket) {
+  if (state.error != SignalError::kNone) return state.error;
+  if (axis_rank != args.layout.shape.rank) return SignalError::kRank;
+  const bool is_begun = state.issued == state.finished + 1;
+  if (args.part == ExchangePart::kFinish) {
+    return is_begun && ticket == static_cast<int32_t>(sequence) ? SignalError::kNone : SignalError::kNotBegun;
   }
-  const bool is_begun = issued == finished + 1;
-  if (is_second_half ? is_begun && ticket == static_cast<int32_t>(sequence) : issued == finished) return true;
-  Fail(args.channel, is_second_half ? SignalError::kNotBegun : SignalError::kNotDone, 0, 0);
-  return false;
-}
-
-// By one thread of the block for `rank`, whose flag is given: what the send kernel has stored is there for whoever
-// acquires the word.
-__device__ __forceinline__ void Tell(const ExchangeChannel& channel, int64_t sequence, int32_t rank, int64_t* flag) {
-  const bool tells_host = rank == 0 && channel.through_host;
-  // release, and cumulative: the stores of earlier kernels, which this one comes after, are ordered before both. The
-  // peer's kernel, or the host's proxy, acquires it.
-  ::cuda::atomic_thread_fence(::cuda::memory_order_release, ::cuda::thread_scope_system);
-  if (tells_host) {
-    SystemWord<int64_t>(channel.signals->posted.sequence).store(sequence, ::cuda::memory_order_relaxed);
-  }
-  if (flag != nullptr) SystemWord<int64_t>(*flag).store(sequence, ::cuda::memory_order_relaxed);
+  if (args.round > 0 && state.refused != 0) return SignalError::kNotBegun;  // its first round was
+  return is_begun ? SignalError::kNotDone : SignalError::kNone;
 }
 
 // By one thread: until the message of `source` is here, or something else ends the wait. `flag`: by the source, or
@@ -154,9 +128,9 @@ __device__ void WriteEmptyMessage(const ExchangeArgs& args, const MessageStamp& 
 }
 
 // By the block of a source: waits for its message and checks it. All threads get the same answer: whether it can be
-// used. `flags`: of the channel's epoch.
-__device__ bool Receive(const ExchangeArgs& args, int64_t sequence, int32_t source, const ExchangePeer& peer,
-                        const int64_t* flags) {
+// used.
+__device__ bool Receive(const ExchangeArgs& args, const ChannelEpoch& epoch, int64_t sequence, int32_t source,
+                        const ExchangePeer& peer) {
   __shared__ MessageChecks checks;
   __shared__ bool arrived;
   __shared__ uint32_t plain_fault;
@@ -165,7 +139,7 @@ __device__ bool Receive(const ExchangeArgs& args, int64_t sequence, int32_t sour
   MessageStamp stamp = args.stamp;
   stamp.sequence = sequence;
   stamp.incarnation = peer.incarnation;
-  stamp.membership_epoch = args.channel.state->epoch.membership_epoch;
+  stamp.membership_epoch = epoch.membership_epoch;
   if (args.part == ExchangePart::kFinish) stamp.signature = args.channel.state->signature;
   if (peer.absent) {
     WriteEmptyMessage(args, stamp, slot);
@@ -176,7 +150,7 @@ __device__ bool Receive(const ExchangeArgs& args, int64_t sequence, int32_t sour
   const bool is_plain = IsPlain(args.kind, expected);
   if (threadIdx.x == 0) {
     checks.Begin();
-    arrived = WaitFor(args.channel, sequence, source, peer.flag != nullptr ? flags + source : nullptr);
+    arrived = WaitFor(args.channel, sequence, source, peer.flag != nullptr ? epoch.flags + source : nullptr);
     MessageFault fault = MessageFault::kNone;
     if (arrived && is_plain) {
       fault = CheckHeader(args.layout, HeaderOf(slot), args.kind, stamp, expected);
@@ -246,39 +220,71 @@ __device__ bool IsLastBlock(ChannelState& state, bool& failed) {
   return before % kFailedBlock + 1 == gridDim.x;
 }
 
+// By one thread, when all others are through: the call that comes here ends nothing, and leaves the channel as it was.
+__device__ void Refuse(const ExchangeArgs& args) {
+  ChannelState& state = *args.channel.state;
+  state.refused = 1;
+  state.blocks = 0;
+  *args.token = args.part == ExchangePart::kFinish ? *args.ticket : static_cast<int32_t>(state.issued);
+  if (args.part != ExchangePart::kFinish) return;  // the host knows it from the first round
+  auto& line = args.channel.signals->refused;
+  line.ticket = *args.ticket;
+  // release; the host acquires it.
+  SystemWord<int64_t>(line.count).store(line.count + 1, ::cuda::memory_order_release);
+}
+
+// By one thread, when all others are through.
+__device__ void EndExchange(const ExchangeArgs& args, int64_t sequence, bool failed) {
+  ChannelState& state = *args.channel.state;
+  if (failed) TellHost(args.channel, sequence);
+  state.blocks = 0;
+  state.refused = 0;
+  state.issued = sequence;
+  if (args.part != ExchangePart::kFinish) state.signature = args.stamp.signature;
+  if (args.part != ExchangePart::kBegin) state.finished = sequence;
+  *args.token = static_cast<int32_t>(sequence);
+}
+
 // A block for each rank.
 __global__ void __launch_bounds__(kThreads) ExchangeKernel(const __grid_constant__ ExchangeArgs args) {
-  AwaitKernelBefore();
-  __shared__ bool goes_on;
+  // A send kernel that has told the peers changes nothing of what is read first: that need not wait for its end.
+  if (!args.told) AwaitKernelBefore();
+  __shared__ SignalError hindrance;
   const ExchangeChannel& channel = args.channel;
-  ChannelState& state = *channel.state;
   const auto rank = static_cast<int32_t>(blockIdx.x);
-  const bool begins = args.part != ExchangePart::kFinish, finishes = args.part != ExchangePart::kBegin;
+  const bool finishes = args.part != ExchangePart::kBegin;
+  const ChannelState state = LoadState(channel.state);
   const ExchangePeer peer = channel.peers[rank];
-  const int64_t* flags = state.epoch.flags;
-  const int64_t issued = state.issued, sequence = issued + (begins ? 1 : 0);
+  const int64_t sequence = state.issued + (args.part != ExchangePart::kFinish ? 1 : 0);
   if (threadIdx.x == 0) {
-    goes_on = MayGoOn(args, issued, sequence);
-    if (goes_on && begins) Tell(channel, sequence, rank, peer.flag);
+    hindrance = Hindrance(args, state, sequence, *args.axis_rank, args.ticket != nullptr ? *args.ticket : 0);
   }
+  if (args.told) AwaitKernelBefore();
   __syncthreads();
-  bool failed = !goes_on;
-  if (!failed && finishes) failed = !Receive(args, sequence, rank, peer, flags);
+  bool failed = hindrance != SignalError::kNone;
+  const bool refused = hindrance == SignalError::kNotBegun;
+  if (threadIdx.x == 0) {
+    if (!failed && args.part != ExchangePart::kFinish && !args.told) {
+      Tell(sequence, peer.flag, rank == 0 && channel.through_host ? &channel.signals->posted.sequence : nullptr);
+    }
+    if (hindrance == SignalError::kRank) Fail(channel, hindrance, 0, *args.axis_rank);
+    if (hindrance == SignalError::kNotDone) Fail(channel, hindrance, 0, 0);
+  }
+  if (!failed && finishes) failed = !Receive(args, state.epoch, sequence, rank, peer);
   LetNextKernelBegin();  // no earlier: see there
-  if (!IsLastBlock(state, failed)) return;
-  if (finishes && args.capacity != 0) {
+  if (!IsLastBlock(*channel.state, failed)) return;
+  if (finishes && args.capacity != 0 && !refused) {
     CheckCapacity(args);
     __syncthreads();
     failed = ErrorOf(channel) != SignalError::kNone;
   }
   if (failed) FillOutputs(args);
   if (threadIdx.x != 0) return;
-  if (failed) TellHost(channel, sequence);
-  state.blocks = 0;
-  state.issued = sequence;
-  if (begins) state.signature = args.stamp.signature;
-  if (finishes) state.finished = sequence;
-  *args.token = static_cast<int32_t>(sequence);
+  if (refused) {
+    Refuse(args);
+  } else {
+    EndExchange(args, sequence, failed);
+  }
 }
 
 __global__ void __launch_bounds__(kThreads)

@@ -10,20 +10,12 @@
 
 #include <cstdint>
 
+#include "csrc/kernels/cuda/tell.h"
 #include "csrc/kernels/moe_kernels.h"
 #include "csrc/kernels/moe_layout.h"
 #include "csrc/kernels/signals.h"
 
 namespace jax_fabric::kernels::cuda {
-
-// How a channel reaches a rank, itself included.
-struct ExchangePeer {
-  // In the peer's memory, for this rank alone: the last exchange whose message to it is complete. Null: the host knows
-  // how to bring messages there, and says when the peer's are here.
-  int64_t* flag = nullptr;
-  uint64_t incarnation = 0;
-  bool absent = false;  // nothing leaves for it and nothing comes; this rank's slot for it holds an empty message
-};
 
 // What results are set to when there are none: `pattern` again and again. Aligned to 4.
 struct FillRange {
@@ -54,6 +46,8 @@ struct ExchangeArgs {
 
   ExchangeChannel channel;
   ExchangePart part = ExchangePart::kWhole;
+  // By the send kernel, which is what runs before this one on the stream: the peers have been told.
+  bool told = false;
   SlotLayout layout;
   ExchangeKind kind = ExchangeKind::kDispatch;
   // The channel and the peers know sequence, incarnation and epoch, and kFinish the signature from the beginning.

@@ -256,8 +256,9 @@ __global__ void __launch_bounds__(kRowThreads, kBlocks)
                        ReceiveSlots slots, int32_t parts, KernelRun run) {
   AwaitKernelBefore();
   const KernelTimer timer(run.times);
-  if (HasFailed(run)) return;
-  slots.Choose(run, args.layout.shape.ranks);
+  const ChannelState channel = StateOf(run);
+  if (HasNothing(channel)) return;
+  slots.Choose(run, channel, args.layout.shape.ranks);
   extern __shared__ __align__(16) char memory[];
   const MoeShape& shape = args.layout.shape;
   const SharedBegins shared(memory, shape);

@@ -13,6 +13,7 @@
 #include "csrc/kernels/cuda/message.cuh"
 #include "csrc/kernels/cuda/row_format.h"
 #include "csrc/kernels/cuda/send_row.cuh"
+#include "csrc/kernels/cuda/tell.cuh"
 #include "csrc/kernels/moe_kernels.h"
 #include "csrc/kernels/moe_layout.h"
 
@@ -22,7 +23,11 @@ namespace {
 // So many choices are counted by each block in the time of a few loads.
 constexpr int64_t kMostChoices = 4096;
 constexpr int64_t kMostSharedBytes = 48 << 10;
-constexpr int32_t kHeadBlocks = 8;
+// With a block for each of 128 tokens, as many as an H100 or H200 has multiprocessors: where two blocks share one, both
+// are late.
+constexpr int32_t kHeadBlocks = 4;
+// The last threads of a block have less of a row than the others: they write what else there is to say about it.
+constexpr int32_t kMetadataThreads = 128;
 // A count has rows in its lower half, and experts' rows in the upper one: both are at most kMostChoices.
 constexpr uint32_t kOneRow = 1;
 constexpr uint32_t kOneExpertRow = 1 << 16;
@@ -31,8 +36,8 @@ constexpr uint32_t kOneExpertRow = 1 << 16;
 struct SharedCounts {
   void** slots;      // [N]
   char** places;     // [N] where the rows of this block's token go
-  uint32_t* all;     // [N] counts of all tokens
-  uint32_t* before;  // [N] of the tokens before this block's
+  uint32_t* before;  // [N] counts of the tokens before this block's
+  uint32_t* others;  // [N] of its own and those behind it
   int32_t* index;    // [N] row of this block's token to each rank, or -1
   uint32_t* local;   // [E] rows of each expert: for heads
   int32_t* experts;  // [T, K]
@@ -43,8 +48,8 @@ struct SharedCounts {
   __host__ __device__ SharedCounts(char* base, const MoeShape& shape, int64_t t_rows) : base_(base) {
     slots = Take<void*>(shape.ranks);
     places = Take<char*>(shape.ranks);
-    all = Take<uint32_t>(shape.ranks);
     before = Take<uint32_t>(shape.ranks);
+    others = Take<uint32_t>(shape.ranks);
     index = Take<int32_t>(shape.ranks);
     local = Take<uint32_t>(int64_t{shape.ranks} * shape.experts_per_rank);
     experts = Take<int32_t>(t_rows * shape.top_k);
@@ -68,8 +73,10 @@ struct FusedCounts {
   const SharedCounts& shared;
   int32_t experts_per_rank;
 
-  __device__ uint32_t rows(int32_t rank) const { return shared.all[rank] & 0xffff; }
-  __device__ uint32_t expert_rows(int32_t rank) const { return shared.all[rank] >> 16; }
+  // Of all tokens.
+  __device__ uint32_t all(int32_t rank) const { return shared.before[rank] + shared.others[rank]; }
+  __device__ uint32_t rows(int32_t rank) const { return all(rank) & 0xffff; }
+  __device__ uint32_t expert_rows(int32_t rank) const { return all(rank) >> 16; }
   __device__ uint32_t local_rows(int32_t rank, int32_t expert) const {
     return shared.local[static_cast<int64_t>(rank) * experts_per_rank + expert];
   }
@@ -80,28 +87,35 @@ struct FusedCounts {
   }
 };
 
-// Everything that a block reads but its row, at once. `token`: -1 for a block of heads.
+// Everything that a block reads but its row. A thread has one thing to read, and does not wait for one before it asks
+// for the next: each costs a microsecond where the caches are cold. `token`: -1 for a block of heads.
 template <bool kPrefetch>
 __device__ void LoadChoices(const DispatchSendArgs& args, void* const* slots, const SharedCounts& shared,
                             int64_t token) {
   const MoeShape& shape = args.layout.shape;
-  const int64_t choices = static_cast<int64_t>(args.t_rows) * shape.top_k;
+  const int32_t choices = args.t_rows * shape.top_k;
+  const auto thread = static_cast<int32_t>(threadIdx.x), from_behind = kSendThreads - 1 - thread;
+  const int32_t fours = choices / 4;
 #pragma unroll 1
-  for (int64_t i = threadIdx.x; i < choices; i += kSendThreads) shared.experts[i] = args.experts[i];
+  for (int32_t i = thread; i < fours; i += kSendThreads) {
+    reinterpret_cast<int4*>(shared.experts)[i] = reinterpret_cast<const int4*>(args.experts)[i];
+  }
 #pragma unroll 1
-  for (int64_t rank = threadIdx.x; rank < shape.ranks; rank += kSendThreads) {
+  for (int32_t i = 4 * fours + from_behind; i < choices; i += kSendThreads) shared.experts[i] = args.experts[i];
+#pragma unroll 1
+  for (int32_t rank = from_behind; rank < shape.ranks; rank += kSendThreads) {
     shared.slots[rank] = slots[rank];
-    shared.all[rank] = shared.before[rank] = 0;
+    shared.before[rank] = shared.others[rank] = 0;
     shared.index[rank] = -1;
   }
   if (token < 0) {
-    const int64_t experts = static_cast<int64_t>(shape.ranks) * shape.experts_per_rank;
+    const int32_t experts = shape.ranks * shape.experts_per_rank;
 #pragma unroll 1
-    for (int64_t e = threadIdx.x; e < experts; e += kSendThreads) shared.local[e] = 0;
+    for (int32_t e = thread; e < experts; e += kSendThreads) shared.local[e] = 0;
     return;
   }
 #pragma unroll 1
-  for (int64_t k = threadIdx.x; k < shape.top_k; k += kSendThreads) {
+  for (int32_t k = (thread + kSendThreads / 2) % kSendThreads; k < shape.top_k; k += kSendThreads) {
     shared.weights[k] = args.weights[token * shape.top_k + k];
   }
   if (!kPrefetch) return;
@@ -129,22 +143,45 @@ __device__ __forceinline__ uint32_t CountOf(const MoeShape& shape, const int32_t
   return count;
 }
 
+// The same by a warp whose lanes have the choices of a few tokens, one after the other: lanes of one token have the
+// same `t`. A rank of -1: not routed.
+__device__ __forceinline__ uint32_t CountInWarp(int32_t t, int32_t expert, int32_t rank) {
+  const uint32_t lane = threadIdx.x % kWarp, earlier = (1u << lane) - 1;
+  // Tokens of a warp differ in their lowest five bits; experts and ranks have fewer than the other 27, all of them set
+  // for choices that are not routed.
+  constexpr uint32_t kNotRouted = (1u << 27) - 1;
+  const uint32_t token_bits = static_cast<uint32_t>(t) % kWarp << 27;
+  const uint32_t same_expert =
+      __match_any_sync(kAllLanes, token_bits | (rank < 0 ? kNotRouted : static_cast<uint32_t>(expert)));
+  const uint32_t same_rank =
+      __match_any_sync(kAllLanes, token_bits | (rank < 0 ? kNotRouted : static_cast<uint32_t>(rank)));
+  if (rank < 0 || (same_expert & earlier) != 0) return 0;
+  return (same_rank & earlier) != 0 ? kOneExpertRow : kOneRow | kOneExpertRow;
+}
+
+// `absent` as in AbsentRanks.
 __device__ void CountChoices(const DispatchSendArgs& args, const uint8_t* absent, const SharedCounts& shared,
                              int64_t token) {
   const MoeShape& shape = args.layout.shape;
   const int32_t choices = args.t_rows * shape.top_k;
+  // Then no token is in two warps.
+  const bool in_warps = kWarp % shape.top_k == 0;
 #pragma unroll 1
-  for (int32_t choice = threadIdx.x; choice < choices; choice += kSendThreads) {
-    const int32_t rank = RankOf(shape, absent, shared.experts[choice]);
+  for (auto base = static_cast<int32_t>(threadIdx.x - threadIdx.x % kWarp); base < choices; base += kSendThreads) {
+    const int32_t choice = base + static_cast<int32_t>(threadIdx.x % kWarp);
+    const int32_t expert = choice < choices ? shared.experts[choice] : -1;
+    const int32_t rank = RankOf(shape, absent, expert);
     const int32_t t = choice / shape.top_k, k = choice % shape.top_k;
-    if (t == token) shared.counts[k] = 0;
-    if (rank < 0) continue;
-    const uint32_t count = CountOf(shape, shared.experts + static_cast<int64_t>(t) * shape.top_k, k, rank);
+    uint32_t count = 0;
+    if (in_warps) {
+      count = CountInWarp(t, expert, rank);
+    } else if (rank >= 0) {
+      count = CountOf(shape, shared.experts + static_cast<int64_t>(t) * shape.top_k, k, rank);
+    }
+    if (t == token && choice < choices) shared.counts[k] = count;
     if (count == 0) continue;
-    if (t == token) shared.counts[k] = count;
-    atomicAdd(&shared.all[rank], count);
-    if (t < token) atomicAdd(&shared.before[rank], count);
-    if (token < 0) atomicAdd(&shared.local[shared.experts[choice]], 1u);
+    atomicAdd((t < token ? shared.before : shared.others) + rank, count);
+    if (token < 0) atomicAdd(&shared.local[expert], 1u);
   }
 }
 
@@ -161,7 +198,7 @@ __device__ void FindPlace(const DispatchSendArgs& args, const RowFormat& format,
   shared.places[atomicAdd(place_count, 1)] = At<char>(shared.slots[rank], payload + row * format.stride);
 }
 
-// Everything but the row, by the last threads of the block: they have less of the row.
+// Everything but the row, by the last kMetadataThreads of the block.
 __device__ void WriteMetadata(const DispatchSendArgs& args, const uint8_t* absent, const SharedCounts& shared,
                               int64_t token) {
   const MoeShape& shape = args.layout.shape;
@@ -169,11 +206,11 @@ __device__ void WriteMetadata(const DispatchSendArgs& args, const uint8_t* absen
   const int32_t* experts = shared.experts + token * shape.top_k;
   const auto thread = static_cast<int32_t>(kSendThreads - 1 - threadIdx.x);
 #pragma unroll 1
-  for (int32_t k = thread; k < shape.top_k; k += kSendThreads) {
+  for (int32_t k = thread; k < shape.top_k; k += kMetadataThreads) {
     WriteEntry(args, absent, counts, shared.slots, experts, shared.weights, token, k);
   }
 #pragma unroll 1
-  for (int32_t rank = thread; rank < shape.ranks; rank += kSendThreads) {
+  for (int32_t rank = thread; rank < shape.ranks; rank += kMetadataThreads) {
     const int32_t row = shared.index[rank];
     args.route.index[token * shape.ranks + rank] = row;
     if (row < 0) continue;
@@ -211,29 +248,34 @@ __global__ void __launch_bounds__(kSendThreads)
                     KernelRun run) {
   LetNextKernelBegin();
   const KernelTimer timer(run.times);
-  if (HasFailed(run)) return;
+  const ChannelState channel = StateOf(run);
+  if (HasFailed(channel)) return;
   extern __shared__ __align__(16) char memory[];
   __shared__ int32_t place_count;
   const MoeShape& shape = args.layout.shape;
   const SharedCounts shared(memory, shape, args.t_rows);
   const int64_t token = static_cast<int64_t>(blockIdx.x) - kHeadBlocks;  // negative: heads
-  const uint8_t* absent = AbsentRanks(run, args);
+  const uint8_t* absent = AbsentRanks(run, channel, args);
   [[maybe_unused]] Batch batch;
   // The row is read while the block finds out where it goes.
   if (kBatch && token >= 0) {
     batch.Load(format, BatchSource(), static_cast<const uint16_t*>(args.x) + token * format.hidden, 0);
   }
   if (threadIdx.x == 0) place_count = 0;
-  LoadChoices<!kBatch>(args, SendSlots(run, args.slots, shape.ranks), shared, token);
+  LoadChoices<!kBatch>(args, SendSlots(run, channel, args.slots, shape.ranks), shared, token);
   __syncthreads();
   CountChoices(args, absent, shared, token);
   __syncthreads();
-  if (token < 0) return WriteHeads(args, StampOf(run, args.stamp), shared);
+  if (token < 0) {
+    WriteHeads(args, StampOf(run, channel, args.stamp), shared);
+    return TellWhenLast(run.tell, channel);
+  }
 #pragma unroll 1
   for (int32_t k = threadIdx.x; k < shape.top_k; k += kSendThreads) {
     FindPlace(args, format, shared, token, k, &place_count);
   }
   __syncthreads();
+  if (threadIdx.x >= kSendThreads - kMetadataThreads) WriteMetadata(args, absent, shared, token);
   const RowSource source{args.x_type, args.x, args.scales};
   const Places places{shared.places, place_count};
   if (kBatch) {
@@ -242,7 +284,7 @@ __global__ void __launch_bounds__(kSendThreads)
     SendRow<kCount>(format, source, places, token);
   }
   SendRest(format, source, places, token);
-  WriteMetadata(args, absent, shared, token);
+  TellWhenLast(run.tell, channel);
 }
 
 int64_t SharedBytes(const DispatchSendArgs& args) {

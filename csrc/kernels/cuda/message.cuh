@@ -2,6 +2,7 @@
 #ifndef JAX_FABRIC_KERNELS_CUDA_MESSAGE_CUH_
 #define JAX_FABRIC_KERNELS_CUDA_MESSAGE_CUH_
 
+#include <cstddef>
 #include <cstdint>
 
 #include "csrc/kernels/cuda/moe_kernels.h"
@@ -50,19 +51,52 @@ __device__ __forceinline__ void ZeroBytes(void* base, int64_t begin, int64_t end
 
 // ---- Launches of a channel, whose exchanges are numbered on the device (LaunchOptions::channel) --------------------
 
+// What kernels look at in the state of their channel: all of it at once, and past the first cache, since a kernel may
+// be set up before the one that writes it is through. What they do not look at is not there.
+__device__ __forceinline__ ChannelState LoadState(const ChannelState* state) {
+  constexpr int kWords = 8;
+  static_assert(offsetof(ChannelState, epoch) + sizeof(ChannelEpoch) == kWords * sizeof(uint64_t));
+  uint64_t words[kWords];
+#pragma unroll
+  for (int i = 0; i < kWords; i += 2) {
+    // volatile: not one after the other, as they are needed.
+    asm volatile("ld.cg.v2.u64 {%0, %1}, [%2];"
+                 : "=l"(words[i]), "=l"(words[i + 1])
+                 : "l"(reinterpret_cast<const uint64_t*>(state) + i)
+                 : "memory");
+  }
+  ChannelState loaded;
+  loaded.issued = static_cast<int64_t>(words[0]);
+  loaded.finished = static_cast<int64_t>(words[1]);
+  loaded.error = static_cast<SignalError>(words[2] & 0xffffffff);
+  loaded.refused = static_cast<uint32_t>(words[2] >> 32);
+  loaded.epoch.incarnation = words[3];
+  loaded.epoch.membership_epoch = static_cast<uint32_t>(words[4]);
+  loaded.epoch.absent = reinterpret_cast<const uint8_t*>(words[5]);
+  loaded.epoch.first_slot = reinterpret_cast<const void*>(words[6]);
+  loaded.epoch.flags = reinterpret_cast<const int64_t*>(words[7]);
+  return loaded;
+}
+__device__ __forceinline__ ChannelState StateOf(const KernelRun& run) {
+  return run.channel == nullptr ? ChannelState{} : LoadState(run.channel);
+}
+
 // Nothing is to be done any more. The same for all threads of a launch.
-__device__ __forceinline__ bool HasFailed(const KernelRun& run) {
-  return run.channel != nullptr && run.channel->error != SignalError::kNone;
+__device__ __forceinline__ bool HasFailed(const ChannelState& channel) { return channel.error != SignalError::kNone; }
+// The same of kernels whose call has had an exchange kernel: there is nothing to receive, and nothing more to send.
+__device__ __forceinline__ bool HasNothing(const ChannelState& channel) {
+  return HasFailed(channel) || channel.refused != 0;
 }
 // Of the exchange that a send kernel packs.
-__device__ __forceinline__ void* const* SendSlots(const KernelRun& run, void* const* slots, int32_t ranks) {
-  return run.channel == nullptr ? slots : slots + ((run.channel->issued + 1) & 1) * ranks;
+__device__ __forceinline__ void* const* SendSlots(const KernelRun& run, const ChannelState& channel, void* const* slots,
+                                                  int32_t ranks) {
+  return run.channel == nullptr ? slots : slots + ((channel.issued + 1) & 1) * ranks;
 }
-__device__ __forceinline__ MessageStamp StampOf(const KernelRun& run, MessageStamp stamp) {
+__device__ __forceinline__ MessageStamp StampOf(const KernelRun& run, const ChannelState& channel, MessageStamp stamp) {
   if (run.channel == nullptr) return stamp;
-  stamp.sequence = run.channel->issued + 1;
-  stamp.incarnation = run.channel->epoch.incarnation;
-  stamp.membership_epoch = run.channel->epoch.membership_epoch;
+  stamp.sequence = channel.issued + 1;
+  stamp.incarnation = channel.epoch.incarnation;
+  stamp.membership_epoch = channel.epoch.membership_epoch;
   return stamp;
 }
 
@@ -73,10 +107,10 @@ struct ReceiveSlots {
   int64_t slot_bytes;
 
   // Those of the exchange that a receive kernel unpacks.
-  __device__ __forceinline__ void Choose(const KernelRun& run, int64_t ranks) {
+  __device__ __forceinline__ void Choose(const KernelRun& run, const ChannelState& channel, int64_t ranks) {
     if (run.channel == nullptr) return;
-    first = run.channel->epoch.first_slot;
-    if ((run.channel->issued & 1) == 0) return;
+    first = channel.epoch.first_slot;
+    if ((channel.issued & 1) == 0) return;
     if (table != nullptr) table += ranks;
     if (first != nullptr) first = At<char>(first, ranks * slot_bytes);
   }

@@ -2,8 +2,7 @@
 //
 // All pointers, those in `slots` and `message_bytes` included, are to memory that the device can reach; arrays are
 // aligned to 16 bytes, slots to 256. Launches allocate nothing and wait for nothing; a stream that is being captured
-// records them. Receive kernels rely on messages
-// that CheckMessage accepts; nothing checks them on the device yet.
+// records them. Receive kernels rely on messages that CheckMessage accepts (exchange.h).
 //
 // Sums have the bits of the CPU kernels: the same order, and no fused multiply-add. `cache_bytes` means nothing here.
 #ifndef JAX_FABRIC_KERNELS_CUDA_MOE_KERNELS_H_
@@ -13,6 +12,7 @@
 
 #include <cstdint>
 
+#include "csrc/kernels/cuda/tell.h"
 #include "csrc/kernels/moe_kernels.h"
 #include "csrc/kernels/moe_layout.h"
 #include "csrc/kernels/signals.h"
@@ -43,6 +43,7 @@ struct KernelTimes {
 struct KernelRun {
   KernelTimes* times;
   const ChannelState* channel;
+  Teller tell;
 };
 
 struct LaunchOptions {
@@ -62,8 +63,12 @@ struct LaunchOptions {
   // has, whatever stamp, `absent` and `first_slot` say: `slots` have 2 N entries, those of odd exchanges behind those
   // of even ones, and nothing is done once the channel has failed.
   const ChannelState* channel = nullptr;
+  // Of send kernels, with `channel`: whom they tell.
+  Teller tell;
 
-  KernelRun run() const { return {times, channel}; }
+  KernelRun run() const { return {times, channel, tell}; }
+  // Of those of its launches that are not the last one.
+  KernelRun run_silently() const { return {times, channel, {}}; }
   // Of receive kernels: what runs before them is the exchange kernel, which knows them (dependent_launch.cuh).
   bool follows_exchange() const { return channel != nullptr; }
 };

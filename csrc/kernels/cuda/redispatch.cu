@@ -10,6 +10,7 @@
 #include "csrc/kernels/cuda/receive_row.cuh"
 #include "csrc/kernels/cuda/row_moves.cuh"
 #include "csrc/kernels/cuda/send_rows.cuh"
+#include "csrc/kernels/cuda/tell.cuh"
 #include "csrc/kernels/cuda/workspace.h"
 #include "csrc/kernels/moe_kernels.h"
 #include "csrc/kernels/moe_layout.h"
@@ -25,7 +26,8 @@ __global__ void __launch_bounds__(kRowThreads)
     HeadKernel(const __grid_constant__ RedispatchSendArgs args, const __grid_constant__ RedispatchWorkspace workspace,
                KernelRun run) {
   const KernelTimer timer(run.times);
-  if (HasFailed(run)) return;
+  const ChannelState channel = StateOf(run);
+  if (args.round == 0 ? HasFailed(channel) : HasNothing(channel)) return;
   const SlotLayout& layout = args.layout;
   const MoeShape& shape = layout.shape;
   const int32_t rank = blockIdx.x;
@@ -41,16 +43,19 @@ __global__ void __launch_bounds__(kRowThreads)
     atomicAdd(&rows, 1);
   }
   __syncthreads();
-  void* slot = SendSlots(run, args.slots, shape.ranks)[rank];
+  void* slot = SendSlots(run, channel, args.slots, shape.ranks)[rank];
   ZeroWords(slot, sizeof(MessageHeader), layout.PlainPayloadOffset(), threadIdx.x, kRowThreads);
-  if (threadIdx.x != 0) return;
-  workspace.first_rows[rank] = first_row;
-  const int64_t sent = rows < shape.MessageRows() ? rows : shape.MessageRows();
-  WriteHeader(StampOf(run, args.stamp), args.kind,
-              {.rows = sent, .first_row = sent > 0 ? first_row : 0, .payload_offset = layout.PlainPayloadOffset()},
-              slot);
-  const int64_t stride = args.kind == ExchangeKind::kDispatch ? layout.DispatchRowBytes() : layout.RedispatchRowBytes();
-  args.message_bytes[rank] = layout.PlainPayloadOffset() + sent * stride;
+  if (threadIdx.x == 0) {
+    workspace.first_rows[rank] = first_row;
+    const int64_t sent = rows < shape.MessageRows() ? rows : shape.MessageRows();
+    WriteHeader(StampOf(run, channel, args.stamp), args.kind,
+                {.rows = sent, .first_row = sent > 0 ? first_row : 0, .payload_offset = layout.PlainPayloadOffset()},
+                slot);
+    const int64_t stride =
+        args.kind == ExchangeKind::kDispatch ? layout.DispatchRowBytes() : layout.RedispatchRowBytes();
+    args.message_bytes[rank] = layout.PlainPayloadOffset() + sent * stride;
+  }
+  TellWhenLast(run.tell, channel);
 }
 
 // ---- Receive -------------------------------------------------------------------------------------------------------
@@ -60,7 +65,7 @@ __global__ void __launch_bounds__(kRowThreads)
     CountUsedKernel(const __grid_constant__ RedispatchReceiveArgs args,
                     const __grid_constant__ RedispatchWorkspace workspace, KernelRun run) {
   const KernelTimer timer(run.times);
-  if (HasFailed(run)) return;
+  if (HasNothing(StateOf(run))) return;
   const MoeShape& shape = args.layout.shape;
   const int64_t source = blockIdx.x;
   const int64_t local_top_k = shape.LocalTopK();
@@ -82,7 +87,7 @@ __global__ void __launch_bounds__(kRowThreads)
     ZeroUnusedKernel(const __grid_constant__ RedispatchReceiveArgs args,
                      const __grid_constant__ RedispatchWorkspace workspace, KernelRun run) {
   const KernelTimer timer(run.times);
-  if (HasFailed(run)) return;
+  if (HasNothing(StateOf(run))) return;
   const MoeShape& shape = args.layout.shape;
   const int64_t used = *workspace.used;
   const int64_t row_bytes = shape.hidden * ElementBytes(args.out_type);
@@ -141,8 +146,9 @@ __global__ void __launch_bounds__(kRowThreads)
     ReceiveKernel(const __grid_constant__ RedispatchReceiveArgs args, const __grid_constant__ RowFormat format,
                   ReceiveSlots slots, KernelRun run) {
   const KernelTimer timer(run.times);
-  if (HasFailed(run)) return;
-  slots.Choose(run, args.layout.shape.ranks);
+  const ChannelState channel = StateOf(run);
+  if (HasNothing(channel)) return;
+  slots.Choose(run, channel, args.layout.shape.ranks);
   const MoeShape& shape = args.layout.shape;
   const int64_t source = blockIdx.x;
   const int64_t local_top_k = shape.LocalTopK();
@@ -168,7 +174,9 @@ cudaError_t RedispatchSend(const RedispatchSendArgs& args, const LaunchOptions& 
   const MoeShape& shape = args.layout.shape;
   WorkspaceParts parts(options.workspace);
   const RedispatchWorkspace workspace(parts, shape);
-  HeadKernel<<<shape.ranks, kRowThreads, 0, options.stream>>>(args, workspace, options.run());
+  // Without tokens there is no launch after it.
+  HeadKernel<<<shape.ranks, kRowThreads, 0, options.stream>>>(
+      args, workspace, args.t_rows == 0 ? options.run() : options.run_silently());
   const cudaError_t error = cudaGetLastError();
   if (error != cudaSuccess) return error;
   return LaunchSendRows({.format = RowFormat(args.layout, args.kind),

@@ -5,6 +5,7 @@
 #include "csrc/kernels/cuda/load_kernels.h"
 #include "csrc/kernels/cuda/message.cuh"
 #include "csrc/kernels/cuda/send_rows.cuh"
+#include "csrc/kernels/cuda/tell.cuh"
 
 namespace jax_fabric::kernels::cuda {
 namespace {
@@ -15,9 +16,11 @@ __global__ void __launch_bounds__(kSendThreads, kSendBlocks)
     SendRowsKernel(const __grid_constant__ SendRowsArgs args, KernelRun run) {
   LetNextKernelBegin();
   const KernelTimer timer(run.times);
-  if (HasFailed(run)) return;
+  const ChannelState channel = StateOf(run);
+  if (args.round == 0 ? HasFailed(channel) : HasNothing(channel)) return;
   extern __shared__ char* places[];  // [N]
-  SendRowsOfToken<kCount>(args, SendSlots(run, args.slots, args.shape.ranks), blockIdx.x, places);
+  SendRowsOfToken<kCount>(args, SendSlots(run, channel, args.slots, args.shape.ranks), blockIdx.x, places);
+  TellWhenLast(run.tell, channel);
 }
 
 }  // namespace

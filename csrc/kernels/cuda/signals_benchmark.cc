@@ -3,6 +3,9 @@
 // round trip: from an exchange that the host sees to the next one, of one rank and no rows. Between them are the host's
 //   answer, the wait that it ends, the kernels that unpack and pack, and the next exchange's beginning. The host does
 //   nothing else.
+// the exchange alone: the same without the kernels that pack and unpack.
+// floor: the same with kernels that do nothing but to post a number and to wait for the answer (benchmark_kernels.h):
+//   three, launched as the others are, and one, which goes on for ever.
 // watcher: the same with a watcher's word, whose callback answers: bump, poll, callback, store, wait, unpack, pack,
 // bump.
 //
@@ -21,6 +24,7 @@
 #include <thread>
 #include <vector>
 
+#include "csrc/kernels/cuda/benchmark_kernels.h"
 #include "csrc/kernels/cuda/exchange.h"
 #include "csrc/kernels/cuda/moe_kernels.h"
 #include "csrc/kernels/signals.h"
@@ -116,11 +120,16 @@ class Channel {
     exchange_.t_rows = 1;
   }
 
-  LaunchOptions options() const { return {.stream = stream_, .channel = state_}; }
-
   // By an exchange.
   void TellByPost() {
+    Send();
     exchange_.part = ExchangePart::kWhole;
+    Check(Exchange(exchange_, stream_));
+    Receive();
+  }
+  void TellByPostAlone() {
+    exchange_.part = ExchangePart::kWhole;
+    exchange_.told = false;
     Check(Exchange(exchange_, stream_));
   }
   bool IsToldByPost(int64_t next) {
@@ -129,11 +138,14 @@ class Channel {
 
   // By a watcher's word: the token, whose upper half is 0. The host calls back.
   void TellByWord() {
+    Send();
     exchange_.part = ExchangePart::kBegin;
     Check(Exchange(exchange_, stream_));
     Check(Bump(OnDevice(word_), reinterpret_cast<const uint64_t*>(token_), stream_));
     exchange_.part = ExchangePart::kFinish;
+    exchange_.told = false;
     Check(Exchange(exchange_, stream_));
+    Receive();
   }
   bool IsToldByWord(int64_t) {
     const uint64_t now = std::atomic_ref(word_->value).load(std::memory_order_acquire);
@@ -149,9 +161,7 @@ class Channel {
     cudaGraphExec_t executable;
     Check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
     for (int64_t i = 0; i < kExchanges; ++i) {
-      Check(CombineSend(send_, options()));
       (this->*tell)();
-      Check(CombineReceive(receive_, options()));
     }
     Check(cudaStreamEndCapture(stream_, &graph));
     Check(cudaGraphInstantiate(&executable, graph, 0));
@@ -179,7 +189,33 @@ class Channel {
     return seen;
   }
 
+  // By kernels that do nothing else.
+  void TellByBareKernels() { Check(LaunchRoundTrip(bare(), stream_)); }
+  void TellByOneKernel() {
+    if (recorded_++ == 0) Check(LaunchRoundTrips(bare(), kExchanges, stream_));
+  }
+
  private:
+  LaunchOptions options() const {
+    return {.stream = stream_,
+            .channel = state_,
+            .tell = {.state = state_,
+                     .signals = exchange_.channel.signals,
+                     .peers = exchange_.channel.peers,
+                     .axis_rank = exchange_.axis_rank,
+                     .ranks = 1,
+                     .through_host = true}};
+  }
+  void Send() {
+    exchange_.told = true;
+    Check(CombineSend(send_, options()));
+  }
+  void Receive() { Check(CombineReceive(receive_, options())); }
+  PingPong bare() const {
+    ChannelSignals* signals = exchange_.channel.signals;
+    return {&signals->posted.sequence, &signals->host.done, &state_->issued};
+  }
+
   ChannelSignals* const signals_;
   uint8_t* const missing_;
   WatcherWord* const word_;
@@ -190,6 +226,7 @@ class Channel {
   CombineReceiveArgs receive_;
   ExchangeArgs exchange_;
   cudaStream_t stream_ = nullptr;
+  int64_t recorded_ = 0;
   uint64_t last_ = 0;
   std::atomic<uint64_t> called_with_ = 0;
   const std::function<void(uint64_t, uint64_t)> callback_ = [this](uint64_t, uint64_t now) { called_with_ = now; };
@@ -219,6 +256,12 @@ int Main(int argc, char** argv) {
   Check(LoadKernels());
   std::vector<int64_t> by_post = Cycles(Channel().Run(&Channel::TellByPost, &Channel::IsToldByPost, graphs));
   Report("round trip through the proxy", by_post);
+  std::vector<int64_t> alone = Cycles(Channel().Run(&Channel::TellByPostAlone, &Channel::IsToldByPost, graphs));
+  Report("round trip, the exchange alone", alone);
+  std::vector<int64_t> bare = Cycles(Channel().Run(&Channel::TellByBareKernels, &Channel::IsToldByPost, graphs));
+  Report("round trip, floor: three bare kernels", bare);
+  std::vector<int64_t> one = Cycles(Channel().Run(&Channel::TellByOneKernel, &Channel::IsToldByPost, graphs));
+  Report("round trip, floor: one running kernel", one);
   std::vector<int64_t> by_word = Cycles(Channel().Run(&Channel::TellByWord, &Channel::IsToldByWord, graphs));
   Report("watcher, bump to bump", by_word);
   return 0;

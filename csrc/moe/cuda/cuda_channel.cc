@@ -40,19 +40,28 @@ cuda::ExchangeArgs CudaChannel::ExchangeOf(const CudaCall& call) const {
 template <typename SendArgs, typename ReceiveArgs, typename Kernels>
 cudaError_t CudaChannel::Launch(const CudaCall& call, cuda::ExchangeArgs exchange, SendArgs send, ReceiveArgs receive,
                                 const Kernels& kernels) const {
+  const kernels::MoeShape& shape = config_.layout.shape;
   const cuda::LaunchOptions options{.stream = call.stream,
                                     .workspace = memory_.workspace,
                                     .multiprocessors = multiprocessors_,
-                                    .channel = memory_.exchange.state};
+                                    .channel = memory_.exchange.state,
+                                    .tell = {.state = memory_.exchange.state,
+                                             .signals = memory_.exchange.signals,
+                                             .peers = memory_.exchange.peers,
+                                             .axis_rank = call.axis_rank,
+                                             .ranks = shape.ranks,
+                                             .rank = shape.rank,
+                                             .through_host = memory_.exchange.through_host}};
   send.stamp = StampOf(call);
   send.slots = memory_.send_slots;
   send.message_bytes = memory_.message_bytes;
   receive.slots = memory_.receive_slots;
   // How many rounds are needed is known on the device only; those that are not move nothing.
-  for (int32_t round = 0; round < config_.layout.shape.MaxRounds(); ++round) {
+  for (int32_t round = 0; round < shape.MaxRounds(); ++round) {
     send.round = receive.round = exchange.round = round;
     exchange.part = round == 0 ? call.part : cuda::ExchangePart::kWhole;
-    if (exchange.part != cuda::ExchangePart::kFinish) {
+    exchange.told = exchange.part != cuda::ExchangePart::kFinish;
+    if (exchange.told) {
       if (const cudaError_t error = kernels.send(send, options); error != cudaSuccess) return error;
     }
     if (const cudaError_t error = cuda::Exchange(exchange, call.stream); error != cudaSuccess) return error;

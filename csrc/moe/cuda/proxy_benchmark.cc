@@ -5,6 +5,8 @@
 //   the engine's worker.
 // graph to first write: from the call that launches a CUDA graph, which packs the messages into staging slots and tells
 //   the host, to the first of those writes.
+// graph to word, floor: from the call that launches a CUDA graph of one kernel that stores a word, and does nothing
+//   else, to the word.
 //
 // proxy_benchmark [--rounds R]
 #include <cuda_runtime_api.h>
@@ -23,6 +25,7 @@
 
 #include "csrc/engine/domains/local/local_domain.h"
 #include "csrc/engine/transfer_engine.h"
+#include "csrc/kernels/cuda/benchmark_kernels.h"
 #include "csrc/kernels/cuda/exchange.h"
 #include "csrc/kernels/cuda/moe_kernels.h"
 #include "csrc/kernels/signals.h"
@@ -211,10 +214,23 @@ class Device {
     Check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
     cudaGraph_t graph;
     Check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
-    Check(kernels::cuda::CombineSend(send, {.stream = stream_, .channel = state_}));
+    Check(kernels::cuda::CombineSend(send, {.stream = stream_,
+                                            .channel = state_,
+                                            .tell = {.state = state_,
+                                                     .signals = host.signals(),
+                                                     .peers = exchange.channel.peers,
+                                                     .axis_rank = exchange.axis_rank,
+                                                     .ranks = kRanks,
+                                                     .through_host = true}}));
+    exchange.told = true;
     Check(kernels::cuda::Exchange(exchange, stream_));
     Check(cudaStreamEndCapture(stream_, &graph));
     Check(cudaGraphInstantiate(&graph_, graph, 0));
+    bare_ = {Mapped<int64_t>(1), nullptr, Allocate(std::vector<int64_t>(1))};
+    Check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
+    Check(kernels::cuda::LaunchPost(bare_, stream_));
+    Check(cudaStreamEndCapture(stream_, &graph));
+    Check(cudaGraphInstantiate(&bare_graph_, graph, 0));
   }
 
   // The last exchange is done, and this is the number of the next one.
@@ -224,11 +240,23 @@ class Device {
   }
   void Launch() { Check(cudaGraphLaunch(graph_, stream_)); }
   void Wait() { Check(cudaStreamSynchronize(stream_)); }
+  // Nanoseconds from the launch of a graph of a kernel that only stores a word, to the word.
+  int64_t TimeBareGraph() {
+    std::atomic_ref posted(*bare_.posted);
+    posted.store(0, std::memory_order_relaxed);
+    const int64_t begin_ns = NowNs();
+    Check(cudaGraphLaunch(bare_graph_, stream_));
+    while (posted.load(std::memory_order_acquire) == 0) {
+    }
+    return NowNs() - begin_ns;
+  }
 
  private:
   ChannelState* state_ = nullptr;
   cudaStream_t stream_ = nullptr;
   cudaGraphExec_t graph_ = nullptr;
+  kernels::cuda::PingPong bare_;
+  cudaGraphExec_t bare_graph_ = nullptr;
 };
 
 int Main(int argc, char** argv) {
@@ -245,7 +273,7 @@ int Main(int argc, char** argv) {
   }
   Host host;
   Device device(host);
-  std::vector<int64_t> first_writes, writes, from_graph;
+  std::vector<int64_t> first_writes, writes, from_graph, from_bare_graph;
   int64_t sequence = 0;
   for (int i = 0; i < rounds; ++i) {
     host.Expect(++sequence);
@@ -264,8 +292,11 @@ int Main(int argc, char** argv) {
     device.Launch();
     from_graph.push_back(host.Wait(sequence).first_ns - begin_ns);
     device.Wait();
+    from_bare_graph.push_back(device.TimeBareGraph());
+    device.Wait();
   }
   Report("graph to first write", std::move(from_graph));
+  Report("graph to word, floor", std::move(from_bare_graph));
   return 0;
 }
 

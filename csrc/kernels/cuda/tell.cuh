@@ -1,0 +1,59 @@
+#ifndef JAX_FABRIC_KERNELS_CUDA_TELL_CUH_
+#define JAX_FABRIC_KERNELS_CUDA_TELL_CUH_
+
+#include <cstdint>
+#include <cuda/atomic>
+
+#include "csrc/kernels/cuda/grid.h"
+#include "csrc/kernels/cuda/tell.h"
+#include "csrc/kernels/signals.h"
+
+namespace jax_fabric::kernels::cuda {
+
+// Words that peers or the host, too, read or write.
+template <typename T>
+using SystemWord = ::cuda::atomic_ref<T, ::cuda::thread_scope_system>;
+template <typename T>
+using DeviceWord = ::cuda::atomic_ref<T, ::cuda::thread_scope_device>;
+
+// By one thread: what was stored before it is there for whoever acquires the words. `flag`: of a peer, or null;
+// `host_word`: of the host, or null.
+__device__ __forceinline__ void Tell(int64_t sequence, int64_t* flag, int64_t* host_word) {
+  // release, and cumulative: what this thread has seen of other blocks and of earlier kernels is ordered before both.
+  // The peer's kernel, or the host's proxy, acquires it.
+  ::cuda::atomic_thread_fence(::cuda::memory_order_release, ::cuda::thread_scope_system);
+  if (host_word != nullptr) SystemWord<int64_t>(*host_word).store(sequence, ::cuda::memory_order_relaxed);
+  if (flag != nullptr) SystemWord<int64_t>(*flag).store(sequence, ::cuda::memory_order_relaxed);
+}
+
+// The last thing in a send kernel, by all threads of all blocks: the block that is through last tells all peers.
+// `channel`: as it was when the kernel began. What is wrong with the exchange, the exchange kernel finds as well.
+__device__ __forceinline__ void TellWhenLast(const Teller& teller, const ChannelState& channel) {
+  if (teller.state == nullptr) return;
+  __syncthreads();
+  if (threadIdx.x >= kWarp) return;
+  const auto lane = static_cast<int32_t>(threadIdx.x);
+  const uint32_t blocks = gridDim.x * gridDim.y;
+  const bool may_tell = *teller.axis_rank == teller.rank && channel.issued == channel.finished;
+  int64_t* flag = lane < teller.ranks ? teller.peers[lane].flag : nullptr;
+  if (blocks > 1) {
+    uint32_t before = 0;
+    // acq_rel, with the same of the other blocks: the last one knows of all their stores.
+    if (lane == 0) {
+      before = DeviceWord<uint32_t>(teller.state->sent_blocks).fetch_add(1, ::cuda::memory_order_acq_rel);
+    }
+    if (__shfl_sync(kAllLanes, before, 0) + 1 != blocks) return;
+    if (lane == 0) teller.state->sent_blocks = 0;
+  }
+  if (!may_tell) return;
+  __syncwarp();  // what lane 0 has acquired, all lanes have
+  Tell(channel.issued + 1, flag, lane == 0 && teller.through_host ? &teller.signals->posted.sequence : nullptr);
+#pragma unroll 1
+  for (int32_t rank = lane + kWarp; rank < teller.ranks; rank += kWarp) {
+    if (int64_t* const more = teller.peers[rank].flag; more != nullptr) Tell(channel.issued + 1, more, nullptr);
+  }
+}
+
+}  // namespace jax_fabric::kernels::cuda
+
+#endif  // JAX_FABRIC_KERNELS_CUDA_TELL_CUH_

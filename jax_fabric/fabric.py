@@ -241,11 +241,14 @@ class Fabric:
     def check(self) -> None:
         """Raises the first error of any context.
 
+        On GPUs also, once, that a ``done`` had no ``start``, or came twice: its results are NaN,
+        and nothing else is affected.
+
         Raises:
           RuntimeError: names operation, rank and peer. What was computed since is not to be
             trusted.
         """
-        error = self._engine.first_error()
+        error = self._engine.first_error() or self._engine.take_refusal()
         if error is not None:
             raise RuntimeError(error)
 

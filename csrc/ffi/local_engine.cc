@@ -93,6 +93,13 @@ const Error* LocalEngine::FirstError() const {
   return nullptr;
 }
 
+std::optional<Error> LocalEngine::TakeRefusal() {
+  for (const auto& context : contexts_) {
+    if (std::optional<Error> refusal = context->TakeRefusal()) return refusal;
+  }
+  return {};
+}
+
 bool LocalEngine::Close(int64_t timeout_us) {
   if (closed_) return true;
   closed_ = true;

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -56,6 +57,8 @@ class LocalEngine {
   Status CloseMoeContexts(int64_t handle, int64_t timeout_us);
   // Of any context, or null.
   const Error* FirstError() const;
+  // Of any context, each once (RankContext::TakeRefusal).
+  std::optional<Error> TakeRefusal();
 
   // Local, bounded, idempotent. False: something of the engine was still busy at the deadline and is left behind.
   // In a forked child it does nothing.

@@ -198,6 +198,11 @@ NB_MODULE(_core, m) {
              const Error* error = self.FirstError();
              return error == nullptr ? std::optional<std::string>() : std::optional<std::string>(error->message);
            })
+      .def("take_refusal",
+           [](LocalEngine& self) {
+             const std::optional<Error> refusal = self.TakeRefusal();
+             return refusal ? std::optional<std::string>(refusal->message) : std::optional<std::string>();
+           })
       .def("close", &LocalEngine::Close, nb::arg("timeout_us"), nb::call_guard<nb::gil_scoped_release>());
 }
 

@@ -183,6 +183,18 @@ void ProxiedChannel::Stop(const Error& error) {
   }
 }
 
+std::optional<Error> ProxiedChannel::TakeRefusal() {
+  const std::lock_guard lock(error_mutex_);
+  // Acquires what the device has released.
+  const int64_t refusals = std::atomic_ref(words_.signals->refused.count).load(std::memory_order_acquire);
+  if (refusals == refusals_seen_) return {};
+  refusals_seen_ = refusals;
+  return Error{ErrorCode::kFailedPrecondition,
+               fmt::format("{}: rank {} was to end a call that was not started here, or has been done already. Its "
+                           "results are NaN; the channel goes on",
+                           Name(words_.signals->refused.ticket), peers_.rank)};
+}
+
 std::string ProxiedChannel::Name(int64_t sequence) const {
   return fmt::format("moe (channel {}, exchange {})", index_, sequence);
 }
@@ -241,10 +253,7 @@ Error ProxiedChannel::ErrorOfDevice() const {
           fmt::format("{}: rank {} began an exchange before the one before it was done: calls in flight at once need "
                       "channels of their own",
                       name, rank)};
-    case SignalError::kNotBegun:
-      return {
-          ErrorCode::kFailedPrecondition,
-          fmt::format("{}: rank {} was to end a call that was not started here, or has been done already", name, rank)};
+    case SignalError::kNotBegun:  // no failure: see TakeRefusal
     case SignalError::kStopped:
     case SignalError::kNone:
       break;

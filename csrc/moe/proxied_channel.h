@@ -46,6 +46,8 @@ class ProxiedChannel {
   void Stop(const Error& error);
   // From any thread: why the channel refuses to go on, or null. Valid as long as the channel.
   const Error* error() const { return visible_error_.load(std::memory_order_acquire); }
+  // From any thread: that a call since the last time had nothing to end, if one had; the channel goes on.
+  std::optional<Error> TakeRefusal();
   // True when no callback of the worker can come any more; after Stop, when nobody polls.
   bool Quiet() const { return outstanding_.load(std::memory_order_acquire) == 0; }
 
@@ -92,8 +94,9 @@ class ProxiedChannel {
   int64_t arrived_ = 0;
   std::array<int64_t, 2> left_{};
 
-  std::mutex error_mutex_;
+  std::mutex error_mutex_;  // of error_ and refusals_seen_
   std::optional<Error> error_;
+  int64_t refusals_seen_ = 0;
   // Points to error_ once it is set, never to change again; release there, acquire in error().
   std::atomic<const Error*> visible_error_{nullptr};
 };

@@ -59,6 +59,7 @@ class Rank {
     engine_.reset();
   }
 
+  ProxiedChannel& channel(int32_t index) { return *channels_[index]; }
   Bytes Introduction() const { return connector_->Introduction({}).value(); }
   void Connect(const std::vector<Bytes>& introductions) {
     const Status connected = connector_->Connect(introductions, In(20'000));
@@ -269,7 +270,6 @@ TEST_F(ProxiedChannelTest, WordsForWhatTheDeviceSays) {
       {SignalError::kElementCapacity, 3, 5, "element 3 of a batch has 5 rows more for rank 0 than capacity="},
       {SignalError::kRank, 0, 1, "called on rank 1 of the axis, and this device is rank 0"},
       {SignalError::kNotDone, 0, 0, "calls in flight at once need channels of their own"},
-      {SignalError::kNotBegun, 0, 0, "was to end a call that was not started here, or has been done already"},
   };
   for (const Case& each : cases) {
     Start(2);
@@ -284,6 +284,26 @@ TEST_F(ProxiedChannelTest, WordsForWhatTheDeviceSays) {
     EXPECT_EQ(rank.ErrorOf(1, 0), "") << "the other channel goes on";
     ranks_.clear();
   }
+}
+
+TEST_F(ProxiedChannelTest, SaysOnceThatACallHadNothingToEnd) {
+  Start(2);
+  Rank& rank = *ranks_[0];
+  EXPECT_FALSE(rank.channel(0).TakeRefusal());
+  auto& line = rank.signals(0).refused;
+  for (int64_t count = 1; count <= 2; ++count) {
+    line.ticket = 6 + count;
+    std::atomic_ref(line.count).store(count, std::memory_order_release);
+    const std::optional<Error> refusal = rank.channel(0).TakeRefusal();
+    ASSERT_TRUE(refusal);
+    EXPECT_NE(refusal->message.find(fmt::format("exchange {}): rank 0 was to end a call that was not started here, or "
+                                                "has been done already",
+                                                line.ticket)),
+              std::string::npos)
+        << refusal->message;
+    EXPECT_FALSE(rank.channel(0).TakeRefusal());
+  }
+  EXPECT_EQ(rank.channel(0).error(), nullptr);
 }
 
 TEST_F(ProxiedChannelTest, RefusesLengthsThatNoSlotHas) {

@@ -3,6 +3,7 @@
 #define JAX_FABRIC_MOE_RANK_CONTEXT_H_
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -33,6 +34,9 @@ class RankContext {
   virtual std::vector<int32_t> LostRanks() const = 0;
   // From any thread: the error that ended one of the channels, or null. Valid as long as the context.
   virtual const Error* error() const = 0;
+  // From any thread: that a call since the last time was none, and has left its channel as it was. Only where calls
+  // cannot raise that themselves.
+  virtual std::optional<Error> TakeRefusal() { return {}; }
   // Every operation ends with kCancelled. Local and bounded; true when nothing refers to the context any more, but for
   // the stores of mapped peers: contexts of one process are all closed before the first of them is destroyed.
   virtual bool Close(Deadline deadline) = 0;

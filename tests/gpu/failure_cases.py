@@ -93,21 +93,26 @@ def killed(checker: Checker, steps: int) -> None:
 
 
 def misused(checker: Checker, steps: int) -> None:
-    """A half that is done twice ends the channel, and says so."""
+    """A half that is done twice gives NaN, the fabric says so once, and the channel goes on."""
     del steps
     moe = checker.moe
+    x, experts, weights = routing(checker.sizes, 1)
 
     def twice(x, experts, weights):
         pending = moe.dispatch_start(x, experts, weights)
         first = moe.dispatch_done(pending)
         return first.weights + moe.dispatch_done(pending, overlap=first.token).weights
 
-    operands = [checker.put(each) for each in routing(checker.sizes, 1)]
-    step = checker.on_ranks(checker.layer)
-    step(*operands).block_until_ready()
+    operands = [checker.put(each) for each in (x, experts, weights)]
+    step, misuse = checker.on_ranks(checker.layer), checker.on_ranks(twice)
+    wanted = x * factors(experts, weights)
+    checker.expect(step(*operands), wanted, "before")
     words = "was to end a call that was not started here, or has been done already"
-    expect_failure(checker, checker.on_ranks(twice), operands, words)
-    expect_failure(checker, step, operands, words)
+    for number in range(3):
+        expect_failure(checker, misuse, operands, words)
+        checker.fabric.check()
+        checker.expect(step(*operands), wanted, f"after {number + 1} calls that were misused")
+    checker.fabric.check()
 
 
 def closed(checker: Checker, steps: int) -> None:

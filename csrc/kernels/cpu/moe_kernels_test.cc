@@ -188,6 +188,9 @@ TEST(MoeKernelsTest, EveryRouting) {
 TEST(MoeKernelsTest, TopKOfAllExperts) {
   RunAll({.ranks = 3, .experts = 100, .max_tokens = 4, .top_k = 100, .hidden = 7}, 4);
   RunAll({.ranks = 1, .experts = 300, .max_tokens = 2, .top_k = 300, .hidden = 3, .odd_ids = false}, 5);
+  for (const int32_t experts : {130, 500, 1400}) {
+    RunAll({.ranks = 2, .experts = experts, .max_tokens = 9, .top_k = 9, .hidden = 3}, 14);
+  }
 }
 
 TEST(MoeKernelsTest, ManyRanks) {

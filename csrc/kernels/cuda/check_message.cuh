@@ -42,9 +42,9 @@ __device__ __forceinline__ bool IsPlain(ExchangeKind kind, const ExpectedRows& e
 
 // Of the first message of a dispatch: what must be right for its metadata to lie within the slot. By the block; all
 // threads get the same answer.
-__device__ inline MessageFault CheckCounts(const SlotLayout& layout, const void* slot, MessageChecks& checks) {
+__device__ inline MessageFault CheckCounts(const SlotLayout& layout, const MessageHeader& header, const void* slot,
+                                           MessageChecks& checks) {
   const MoeShape& shape = layout.shape;
-  const MessageHeader& header = HeaderOf(slot);
   const auto* counts = At<uint32_t>(slot, layout.CountsOffset());
   const auto* local_rows = At<uint32_t>(slot, layout.LocalRowsOffset());
   const uint32_t rows = counts[shape.rank];
@@ -76,10 +76,10 @@ __device__ inline MessageFault CheckCounts(const SlotLayout& layout, const void*
 // source's.
 __device__ inline MessageFault CheckFirstMessage(const SlotLayout& layout, const void* slot, const MessageStamp& stamp,
                                                  MessageChecks& checks) {
-  const MessageHeader& header = HeaderOf(slot);
+  const MessageHeader header = LoadHeader(slot);
   MessageFault fault = CheckHeader(layout, header, ExchangeKind::kDispatch, stamp, {});
   if (fault != MessageFault::kNone) return fault;
-  fault = CheckCounts(layout, slot, checks);
+  fault = CheckCounts(layout, header, slot, checks);
   if (fault != MessageFault::kNone) return fault;
   const int64_t rows = At<uint32_t>(slot, layout.CountsOffset())[layout.shape.rank];
   const auto* meta = At<RowMeta>(slot, layout.RowMetaOffset());

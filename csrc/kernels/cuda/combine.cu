@@ -179,9 +179,17 @@ __device__ __forceinline__ void WriteHeads(const CombineSendArgs& args, const Me
 // Warps share out the parts of all rows.
 template <int kCount, typename From, typename To>
 __global__ void __launch_bounds__(kRowThreads, kSendBlocks)
-    CombineSendKernel(const __grid_constant__ CombineSendArgs args, From from_type, To to_type, KernelRun run) {
+    CombineSendKernel(const __grid_constant__ CombineSendArgs args, From from_type, To to_type,
+                      const __grid_constant__ SendRun run) {
   LetNextKernelBegin();
   const KernelTimer timer(run.times);
+  BeginToTell(run.tell);
+  // What does not depend on the channel's state is on its way before that is here.
+  const auto thread = static_cast<int32_t>(threadIdx.x);
+  const auto rows_of = [&](int32_t source) {
+    return static_cast<int32_t>(RowsInRound(args.layout.shape, args.route, source, args.round).size());
+  };
+  const int32_t rows_of_thread = thread < args.layout.shape.ranks ? rows_of(thread) : 0;
   const ChannelState channel = StateOf(run);
   if (args.round == 0 ? HasFailed(channel) : HasNothing(channel)) return;
   extern __shared__ int32_t begins[];
@@ -190,7 +198,7 @@ __global__ void __launch_bounds__(kRowThreads, kSendBlocks)
   const MoeShape& shape = layout.shape;
   RowList list(begins);
   list.Fill<kRowThreads>(shape.ranks,
-                         [&](int32_t source) { return RowsInRound(shape, args.route, source, args.round).size(); });
+                         [&](int32_t source) { return source == thread ? rows_of_thread : rows_of(source); });
   const int32_t local_top_k = shape.LocalTopK();
   const auto lane = static_cast<int32_t>(threadIdx.x % kWarp);
   const int32_t parts = (shape.hidden - 1) / RowPart<kCount>::kElements + 1;
@@ -221,16 +229,15 @@ constexpr int kTokenBlocks = 8;  // on a multiprocessor at once
 // Rows of a token that are read at once.
 constexpr int kTermsAtOnce = 8;
 
-// Where the row of token t in the message from a rank is, and which one; null if there is none. A message is never read
-// past the rows that it may have.
+// Where the row of a token in the message from a rank is, and which one; null if there is none. `index`: of the route.
+// A message is never read past the rows that it may have.
 struct RowPlace {
   int64_t row;
   const char* at;
 };
 __device__ __forceinline__ RowPlace PlaceOf(const CombineReceiveArgs& args, const ReceiveSlots& slots, int64_t rank,
-                                            int64_t t) {
+                                            int64_t index) {
   const SlotLayout& layout = args.layout;
-  const int64_t index = args.route.index[t * layout.shape.ranks + rank];
   const void* slot = slots[rank];
   if (args.kind == ExchangeKind::kCombine && layout.shape.MaxRounds() == 1) {
     // All is known without a look at the header.
@@ -243,14 +250,22 @@ __device__ __forceinline__ RowPlace PlaceOf(const CombineReceiveArgs& args, cons
   return {row, At<char>(slot, static_cast<int64_t>(header.payload_offset) + row * layout.CombineRowBytes())};
 }
 
-// By the first warp of a block: where the rows of a token are, by rising rank.
-__device__ int32_t FindRows(const CombineReceiveArgs& args, const ReceiveSlots& slots, int64_t t, const char** rows) {
+__device__ __forceinline__ int32_t IndexOf(const CombineReceiveArgs& args, int64_t t, int64_t rank) {
+  return args.route.index[t * args.layout.shape.ranks + rank];
+}
+
+// By the first warp of a block: where the rows of a token are, by rising rank. `first_index`: that of rank `lane`.
+__device__ int32_t FindRows(const CombineReceiveArgs& args, const ReceiveSlots& slots, int64_t t, int32_t first_index,
+                            const char** rows) {
   const int32_t lane = threadIdx.x;
   int32_t count = 0;
 #pragma unroll 1
   for (int64_t base = 0; base < args.layout.shape.ranks; base += kWarp) {
     const int64_t rank = base + lane;
-    const char* row = rank < args.layout.shape.ranks ? PlaceOf(args, slots, rank, t).at : nullptr;
+    const char* row = nullptr;
+    if (rank < args.layout.shape.ranks) {
+      row = PlaceOf(args, slots, rank, base == 0 ? first_index : IndexOf(args, t, rank)).at;
+    }
     const uint32_t set = __ballot_sync(kAllLanes, row != nullptr);
     if (row != nullptr) rows[count + __popc(set & ((1u << lane) - 1))] = row;
     count += __popc(set);
@@ -293,7 +308,7 @@ __device__ void ReceiveScalars(const CombineReceiveArgs& args, const ReceiveSlot
     float value = 0.0f;
     if (slot >= 0) {
       const int64_t rank = slot / local_top_k;
-      const int64_t row = PlaceOf(args, slots, rank, t).row;
+      const int64_t row = PlaceOf(args, slots, rank, IndexOf(args, t, rank)).row;
       const auto* scalars = At<float>(slots[rank], args.layout.PlainPayloadOffset());
       if (row >= 0) value = scalars[row * local_top_k + slot % local_top_k];
     }
@@ -306,6 +321,11 @@ template <int kCount, typename From, typename To>
 __global__ void __launch_bounds__(kTokenThreads, kTokenBlocks)
     CombineReceiveKernel(const __grid_constant__ CombineReceiveArgs args, From from_type, To to_type,
                          ReceiveSlots slots, KernelRun run) {
+  const int64_t t = blockIdx.x;
+  // Of an earlier call.
+  const int32_t first_index = threadIdx.x < kWarp && threadIdx.x < args.layout.shape.ranks
+                                  ? IndexOf(args, t, static_cast<int64_t>(threadIdx.x))
+                                  : -1;
   AwaitKernelBefore();
   const KernelTimer timer(run.times);
   const ChannelState channel = StateOf(run);
@@ -315,10 +335,9 @@ __global__ void __launch_bounds__(kTokenThreads, kTokenBlocks)
   __shared__ int32_t count;
   const MoeShape& shape = args.layout.shape;
   const IndexRange tokens = TokensInRound(shape, args.route, args.t_rows, args.round);
-  const int64_t t = blockIdx.x;
   if (t < tokens.begin || t >= tokens.end) return;
   if (threadIdx.x < kWarp) {
-    const int32_t found = FindRows(args, slots, t, rows_of_token);
+    const int32_t found = FindRows(args, slots, t, first_index, rows_of_token);
     if (threadIdx.x == 0) count = found;
   }
   __syncthreads();
@@ -340,7 +359,7 @@ cudaError_t LaunchSend(const CombineSendArgs& args, const LaunchOptions& options
   const auto blocks = static_cast<uint32_t>(
       std::min<int64_t>(int64_t{kSendBlocks} * options.multiprocessors, (most + kRowWarps - 1) / kRowWarps));
   CombineSendKernel<kCount><<<blocks, kRowThreads, RowList::SharedBytes(shape.ranks), options.stream>>>(
-      args, types.from, types.to, options.run());
+      args, types.from, types.to, options.send_run());
   return cudaGetLastError();
 }
 

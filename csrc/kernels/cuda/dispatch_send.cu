@@ -30,8 +30,10 @@ constexpr int kPlanThreads = 1024;
 
 // Of them, for each thread.
 constexpr int kPlanTokens = 4;
-// A rank of so few experts, as usual, has a bit for each of them.
+// A rank's experts have a bit each: so many at once, and then the next ones.
 constexpr int32_t kMaskBits = 64;
+// A rank with more experts than this looks at each choice by itself.
+constexpr int32_t kFewExperts = 8 * kMaskBits;
 
 // The experts [begin, end) of a rank; none if it is absent.
 struct ExpertRange {
@@ -41,11 +43,12 @@ struct ExpertRange {
       : begin(rank * shape.experts_per_rank), end(min(begin + shape.experts_per_rank, shape.experts)) {
     if (absent != nullptr && absent[rank] != 0) end = begin;
   }
+  __device__ ExpertRange(int32_t from, int32_t to) : begin(from), end(to) {}
   __device__ __forceinline__ bool Has(int32_t expert) const { return expert >= begin && expert < end; }
 };
 
-// Which of a rank's experts tokens [first + i * kWarp] name, a bit for each. The loads of all of them are under way at
-// once.
+// Which experts of a range, at most kMaskBits, tokens [first + i * kWarp] name, a bit for each. The loads of all of
+// them are under way at once.
 __device__ __forceinline__ void FindExperts(const DispatchSendArgs& args, const ExpertRange& range, int32_t first,
                                             uint64_t (&masks)[kPlanTokens]) {
   const int32_t top_k = args.layout.shape.top_k;
@@ -83,13 +86,18 @@ __device__ __forceinline__ void FindExperts(const DispatchSendArgs& args, const 
 // How many different ones of a rank's experts each of these tokens names. Adds them to `local_rows`, in shared memory.
 __device__ void CountExperts(const DispatchSendArgs& args, const ExpertRange& range, int32_t first,
                              int32_t (&distinct)[kPlanTokens], uint32_t* local_rows) {
-  uint64_t masks[kPlanTokens];
-  FindExperts(args, range, first, masks);
 #pragma unroll
-  for (int i = 0; i < kPlanTokens; ++i) {
-    distinct[i] = __popcll(masks[i]);
+  for (int32_t& count : distinct) count = 0;
 #pragma unroll 1
-    for (uint64_t left = masks[i]; left != 0; left &= left - 1) atomicAdd(local_rows + __ffsll(left) - 1, 1u);
+  for (int32_t begin = range.begin; begin < range.end; begin += kMaskBits, local_rows += kMaskBits) {
+    uint64_t masks[kPlanTokens];
+    FindExperts(args, ExpertRange(begin, min(begin + kMaskBits, range.end)), first, masks);
+#pragma unroll
+    for (int i = 0; i < kPlanTokens; ++i) {
+      distinct[i] += __popcll(masks[i]);
+#pragma unroll 1
+      for (uint64_t left = masks[i]; left != 0; left &= left - 1) atomicAdd(local_rows + __ffsll(left) - 1, 1u);
+    }
   }
 }
 
@@ -119,7 +127,7 @@ __global__ void __launch_bounds__(kPlanThreads)
   const KernelTimer timer(run.times);
   const ChannelState channel = StateOf(run);
   if (HasFailed(channel)) return;
-  __shared__ uint32_t few_local_rows[kMaskBits];
+  __shared__ uint32_t few_local_rows[kFewExperts];
   const MoeShape& shape = args.layout.shape;
   const auto rank = static_cast<int32_t>(blockIdx.x);
   const ExpertRange range(shape, AbsentRanks(run, channel, args), rank);
@@ -127,7 +135,7 @@ __global__ void __launch_bounds__(kPlanThreads)
   int32_t* entry_begins = workspace.entry_begins + static_cast<int64_t>(rank) * shape.max_tokens;
   auto* meta = At<RowMeta>(SendSlots(run, channel, args.slots, shape.ranks)[rank], args.layout.RowMetaOffset());
   uint32_t* local_rows = workspace.local_rows + static_cast<int64_t>(rank) * shape.experts_per_rank;
-  const bool few = shape.experts_per_rank <= kMaskBits;
+  const bool few = shape.experts_per_rank <= kFewExperts;
   uint32_t* counted = few ? few_local_rows : local_rows;
 #pragma unroll 1
   for (int32_t e = threadIdx.x; e < shape.experts_per_rank; e += kPlanThreads) counted[e] = 0;
@@ -258,9 +266,10 @@ template <int kCount>
 __global__ void __launch_bounds__(kSendThreads, kSendBlocks)
     MessagesKernel(const __grid_constant__ DispatchSendArgs args,
                    const __grid_constant__ DispatchSendWorkspace workspace, const __grid_constant__ SendRowsArgs rows,
-                   KernelRun run) {
+                   const __grid_constant__ SendRun run) {
   LetNextKernelBegin();
   const KernelTimer timer(run.times);
+  BeginToTell(run.tell);
   const ChannelState channel = StateOf(run);
   if (HasFailed(channel)) return;
   extern __shared__ char* places[];  // [N]
@@ -294,7 +303,8 @@ cudaError_t SendFirstRound(const DispatchSendArgs& args, const DispatchSendWorks
                           .payload_offsets = workspace.payload_offsets};
   const auto blocks = static_cast<uint32_t>(shape.ranks + BlocksOfChoices(args.t_rows * shape.top_k) + args.t_rows);
   const auto kernel = IsVectorised(shape.hidden) ? MessagesKernel<kVector> : MessagesKernel<1>;
-  kernel<<<blocks, kSendThreads, SendRowsSharedBytes(shape), options.stream>>>(args, workspace, rows, options.run());
+  kernel<<<blocks, kSendThreads, SendRowsSharedBytes(shape), options.stream>>>(args, workspace, rows,
+                                                                               options.send_run());
   return cudaGetLastError();
 }
 

@@ -153,8 +153,9 @@ __device__ bool Receive(const ExchangeArgs& args, const ChannelEpoch& epoch, int
     arrived = WaitFor(args.channel, sequence, source, peer.flag != nullptr ? epoch.flags + source : nullptr);
     MessageFault fault = MessageFault::kNone;
     if (arrived && is_plain) {
-      fault = CheckHeader(args.layout, HeaderOf(slot), args.kind, stamp, expected);
-      if (fault == MessageFault::kNone) fault = CheckPlain(args.layout, HeaderOf(slot), args.kind);
+      const MessageHeader header = LoadHeader(slot);
+      fault = CheckHeader(args.layout, header, args.kind, stamp, expected);
+      if (fault == MessageFault::kNone) fault = CheckPlain(args.layout, header, args.kind);
     }
     plain_fault = static_cast<uint32_t>(fault);
   }

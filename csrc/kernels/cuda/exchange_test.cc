@@ -134,6 +134,7 @@ class ExchangeTest : public ::testing::Test {
     return std::atomic_ref(signals_->error.sequence).load(std::memory_order_acquire) == 0 ? SignalError::kNone
                                                                                           : signals_->error.error;
   }
+  int64_t refused() const { return std::atomic_ref(signals_->refused.count).load(std::memory_order_acquire); }
   // All outputs are NaN, or none is.
   bool OutputsAreFilled() {
     std::vector<float> values(kOutputs);
@@ -238,19 +239,101 @@ TEST_F(ExchangeTest, TheHostSaysWhatIsHere) {
   EXPECT_EQ(Get(other_flags_ + 2), 0);
 }
 
-TEST_F(ExchangeTest, HalvesMustAlternate) {
+// Nothing is received, in no round of the call, and the channel is as it was before.
+TEST_F(ExchangeTest, AHalfThatIsNotDueIsRefused) {
   args_.part = ExchangePart::kBegin;
   Run();
   args_.part = ExchangePart::kFinish;
   Run();
   EXPECT_EQ(error(), SignalError::kNone);
+  EXPECT_EQ(refused(), 0);
   Run();
-  EXPECT_EQ(error(), SignalError::kNotBegun);
+  EXPECT_EQ(refused(), 1);
+  EXPECT_EQ(signals_->refused.ticket, sequence());
+  EXPECT_TRUE(OutputsAreFilled());
+  Set(output_, std::vector<float>(kOutputs, 1.0f));
+  args_.part = ExchangePart::kWhole;
+  args_.round = 1;
+  Run();
+  EXPECT_TRUE(OutputsAreFilled());
+  EXPECT_EQ(refused(), 1);
+  EXPECT_EQ(error(), SignalError::kNone);
+  EXPECT_EQ(Get(state_).issued, sequence());
+  EXPECT_EQ(Get(state_).finished, sequence());
+  EXPECT_NE(Get(state_).refused, 0u);
+  // Another ticket than that of the exchange which is begun: that one can still be ended.
+  args_.round = 0;
   Reset();
+  args_.part = ExchangePart::kBegin;
+  Run();
+  args_.part = ExchangePart::kFinish;
+  Set(token_, {static_cast<int32_t>(sequence()) - 1});
+  Run();
+  EXPECT_EQ(refused(), 1);
+  Set(token_, {static_cast<int32_t>(sequence())});
+  Set(output_, std::vector<float>(kOutputs, 1.0f));
+  Run();
+  EXPECT_EQ(error(), SignalError::kNone);
+  EXPECT_FALSE(OutputsAreFilled());
+  EXPECT_EQ(Get(state_).finished, sequence());
+  EXPECT_EQ(Get(state_).refused, 0u);
+}
+
+TEST_F(ExchangeTest, HalvesMustAlternate) {
   args_.part = ExchangePart::kBegin;
   Run();
   Run();
   EXPECT_EQ(error(), SignalError::kNotDone);
+}
+
+// A send kernel tells the peers when all its blocks are through, and nobody where the program is on another rank.
+TEST_F(ExchangeTest, TheSendKernelTells) {
+  CombineSendArgs send;
+  send.layout = layout_;
+  send.layout.shape.hidden = 8192;  // several blocks
+  send.y = Allocate<float>(send.layout.shape.hidden * layout_.shape.capacity);
+  std::vector<int32_t> rows(ranks() * layout_.shape.MaxRounds(), 1);
+  send.route = {Allocate<int32_t>(int64_t{ranks()} * layout_.shape.max_tokens * layout_.shape.LocalTopK()),
+                Upload(rows)};
+  char* slots = Allocate<char>(2 * ranks() * send.layout.SlotBytes());
+  std::vector<void*> table;
+  for (int32_t i = 0; i < 2 * ranks(); ++i) table.push_back(slots + i * send.layout.SlotBytes());
+  send.slots = Upload(table);
+  send.message_bytes = Allocate<int64_t>(ranks());
+  int32_t* axis_rank = Allocate<int32_t>(1);
+  LaunchOptions options;
+  options.stream = stream_;
+  options.channel = state_;
+  options.tell = {.state = state_,
+                  .signals = signals_,
+                  .peers = peers_,
+                  .axis_rank = axis_rank,
+                  .ranks = ranks(),
+                  .through_host = true};
+  const auto run = [&] {
+    Check(CombineSend(send, options));
+    Check(cudaStreamSynchronize(stream_));
+  };
+  Set(axis_rank, {1});
+  run();
+  for (int32_t r = 0; r < ranks(); ++r) EXPECT_EQ(Get(other_flags_ + r), 0);
+  EXPECT_EQ(signals_->posted.sequence, 0);
+  Set(axis_rank, {0});
+  for (int i = 0; i < 3; ++i) {
+    run();
+    EXPECT_EQ(Get(state_).sent_blocks, 0u);
+    for (int32_t r = 0; r < ranks(); ++r) EXPECT_EQ(Get(other_flags_ + r), sequence());
+    EXPECT_EQ(signals_->posted.sequence, sequence());
+    Set(other_flags_, {int64_t{0}, int64_t{0}, int64_t{0}});
+    signals_->posted.sequence = 0;
+  }
+  // The exchange kernel does not do it again, and goes on.
+  args_.told = true;
+  Run();
+  EXPECT_EQ(error(), SignalError::kNone);
+  EXPECT_FALSE(OutputsAreFilled());
+  for (int32_t r = 0; r < ranks(); ++r) EXPECT_EQ(Get(other_flags_ + r), 0);
+  EXPECT_EQ(Get(state_).finished, sequence());
 }
 
 // Nobody waits for a rank that takes no part, and its slot holds what the CPU's kernels would find there.

@@ -143,59 +143,107 @@ __device__ __forceinline__ uint32_t CountOf(const MoeShape& shape, const int32_t
   return count;
 }
 
-// The same by a warp whose lanes have the choices of a few tokens, one after the other: lanes of one token have the
-// same `t`. A rank of -1: not routed.
-__device__ __forceinline__ uint32_t CountInWarp(int32_t t, int32_t expert, int32_t rank) {
-  const uint32_t lane = threadIdx.x % kWarp, earlier = (1u << lane) - 1;
-  // Tokens of a warp differ in their lowest five bits; experts and ranks have fewer than the other 27, all of them set
-  // for choices that are not routed.
-  constexpr uint32_t kNotRouted = (1u << 27) - 1;
-  const uint32_t token_bits = static_cast<uint32_t>(t) % kWarp << 27;
-  const uint32_t same_expert =
-      __match_any_sync(kAllLanes, token_bits | (rank < 0 ? kNotRouted : static_cast<uint32_t>(expert)));
-  const uint32_t same_rank =
-      __match_any_sync(kAllLanes, token_bits | (rank < 0 ? kNotRouted : static_cast<uint32_t>(rank)));
-  if (rank < 0 || (same_expert & earlier) != 0) return 0;
-  return (same_rank & earlier) != 0 ? kOneExpertRow : kOneRow | kOneExpertRow;
+// n / d of small numbers, whose product is below 2^32. A division takes twenty instructions, and each block counts all
+// choices.
+class SmallDivision {
+ public:
+  explicit __device__ __forceinline__ SmallDivision(int32_t d) : factor_(0xffffffffu / static_cast<uint32_t>(d) + 1) {}
+  __device__ __forceinline__ int32_t operator()(int32_t n) const {
+    return factor_ == 0 ? n : static_cast<int32_t>(__umulhi(static_cast<uint32_t>(n), factor_));  // 0: by 1
+  }
+
+ private:
+  const uint32_t factor_;
+};
+
+// As RankOf.
+__device__ __forceinline__ int32_t RankBy(const SmallDivision& by_experts, const MoeShape& shape, const uint8_t* absent,
+                                          int32_t expert) {
+  if (static_cast<uint32_t>(expert) >= static_cast<uint32_t>(shape.experts)) return -1;
+  const int32_t rank = by_experts(expert);
+  return absent != nullptr && absent[rank] != 0 ? -1 : rank;
 }
 
-// `absent` as in AbsentRanks.
-__device__ void CountChoices(const DispatchSendArgs& args, const uint8_t* absent, const SharedCounts& shared,
-                             int64_t token) {
-  const MoeShape& shape = args.layout.shape;
-  const int32_t choices = args.t_rows * shape.top_k;
-  // Then no token is in two warps.
-  const bool in_warps = kWarp % shape.top_k == 0;
-#pragma unroll 1
-  for (auto base = static_cast<int32_t>(threadIdx.x - threadIdx.x % kWarp); base < choices; base += kSendThreads) {
-    const int32_t choice = base + static_cast<int32_t>(threadIdx.x % kWarp);
-    const int32_t expert = choice < choices ? shared.experts[choice] : -1;
-    const int32_t rank = RankOf(shape, absent, expert);
-    const int32_t t = choice / shape.top_k, k = choice % shape.top_k;
-    uint32_t count = 0;
-    if (in_warps) {
-      count = CountInWarp(t, expert, rank);
-    } else if (rank >= 0) {
-      count = CountOf(shape, shared.experts + static_cast<int64_t>(t) * shape.top_k, k, rank);
+// What a choice adds to the counts of a block. `token`: the block's, or -1.
+__device__ __forceinline__ void AddCount(const SharedCounts& shared, int64_t token, int32_t t, int32_t k,
+                                         int32_t expert, int32_t rank, uint32_t count) {
+  if (t == token) shared.counts[k] = count;
+  if (count == 0) return;
+  atomicAdd((t < token ? shared.before : shared.others) + rank, count);
+  if (token < 0) atomicAdd(&shared.local[expert], 1u);
+}
+
+// As many choices a token as most models have: a thread has them all in registers, and compares each two once.
+constexpr int32_t kUsualChoices = 8;
+
+__device__ __forceinline__ void CountToken(const MoeShape& shape, const SmallDivision& by_experts,
+                                           const uint8_t* absent, const SharedCounts& shared, int64_t token,
+                                           int32_t t) {
+  const auto* choices = reinterpret_cast<const int4*>(shared.experts) + 2 * t;
+  const int4 low = choices[0], high = choices[1];
+  const int32_t experts[kUsualChoices] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+  int32_t ranks[kUsualChoices];
+#pragma unroll
+  for (int k = 0; k < kUsualChoices; ++k) {
+    ranks[k] = RankBy(by_experts, shape, absent, experts[k]);
+    bool new_expert = ranks[k] >= 0, new_rank = true;
+#pragma unroll
+    for (int i = 0; i < k; ++i) {
+      new_expert = new_expert && experts[i] != experts[k];
+      new_rank = new_rank && ranks[i] != ranks[k];
     }
-    if (t == token && choice < choices) shared.counts[k] = count;
-    if (count == 0) continue;
-    atomicAdd((t < token ? shared.before : shared.others) + rank, count);
-    if (token < 0) atomicAdd(&shared.local[expert], 1u);
+    const uint32_t count = new_expert ? (new_rank ? kOneRow | kOneExpertRow : kOneExpertRow) : 0;
+    AddCount(shared, token, t, k, experts[k], ranks[k], count);
   }
 }
 
-// By the thread of choice k of this block's token: where the row goes, if the choice is the first one of its rank.
-__device__ void FindPlace(const DispatchSendArgs& args, const RowFormat& format, const SharedCounts& shared,
-                          int64_t token, int32_t k, int32_t* place_count) {
+// `absent` as in AbsentRanks.
+__device__ __forceinline__ void CountChoices(const DispatchSendArgs& args, const uint8_t* absent,
+                                             const SharedCounts& shared, int64_t token) {
   const MoeShape& shape = args.layout.shape;
-  if ((shared.counts[k] & kOneRow) == 0) return;
+  const SmallDivision by_experts(shape.experts_per_rank);
+  if (shape.top_k == kUsualChoices) {
+#pragma unroll 1
+    for (auto t = static_cast<int32_t>(threadIdx.x); t < args.t_rows; t += kSendThreads) {
+      CountToken(shape, by_experts, absent, shared, token, t);
+    }
+    return;
+  }
+  const SmallDivision by_choices(shape.top_k);
+#pragma unroll 1
+  for (auto choice = static_cast<int32_t>(threadIdx.x); choice < args.t_rows * shape.top_k; choice += kSendThreads) {
+    const int32_t expert = shared.experts[choice];
+    const int32_t rank = RankBy(by_experts, shape, absent, expert);
+    const int32_t t = by_choices(choice), k = choice - t * shape.top_k;
+    const uint32_t count = rank < 0 ? 0 : CountOf(shape, shared.experts + t * shape.top_k, k, rank);
+    AddCount(shared, token, t, k, expert, rank, count);
+  }
+}
+
+// By the first warp: where the row of this block's token goes, once for each rank. Returns to how many.
+__device__ __forceinline__ int32_t FindPlaces(const DispatchSendArgs& args, const RowFormat& format,
+                                              const SharedCounts& shared, int64_t token) {
+  const MoeShape& shape = args.layout.shape;
   const FusedCounts counts{shared, shape.experts_per_rank};
-  const int32_t rank = shared.experts[token * shape.top_k + k] / shape.experts_per_rank;
-  const uint32_t row = shared.before[rank] & 0xffff;
-  const int64_t payload = args.layout.DispatchPayloadOffset(counts.rows(rank), counts.expert_rows(rank));
-  shared.index[rank] = static_cast<int32_t>(row);
-  shared.places[atomicAdd(place_count, 1)] = At<char>(shared.slots[rank], payload + row * format.stride);
+  const SmallDivision by_experts(shape.experts_per_rank);
+  const auto lane = static_cast<int32_t>(threadIdx.x);
+  int32_t count = 0;
+#pragma unroll 1
+  for (int32_t base = 0; base < shape.top_k; base += kWarp) {
+    const int32_t k = base + lane;
+    const bool goes = k < shape.top_k && (shared.counts[k] & kOneRow) != 0;
+    const uint32_t going = __ballot_sync(kAllLanes, goes);
+    if (goes) {
+      const int32_t rank = by_experts(shared.experts[token * shape.top_k + k]);
+      const uint32_t row = shared.before[rank] & 0xffff;
+      const int64_t payload = args.layout.DispatchPayloadOffset(counts.rows(rank), counts.expert_rows(rank));
+      shared.index[rank] = static_cast<int32_t>(row);
+      shared.places[count + __popc(going & ((1u << lane) - 1))] =
+          At<char>(shared.slots[rank], payload + row * format.stride);
+    }
+    count += __popc(going);
+  }
+  return count;
 }
 
 // Everything but the row, by the last kMetadataThreads of the block.
@@ -245,9 +293,10 @@ bool IsBatch(const DispatchSendArgs& args) {
 template <int kCount, bool kBatch>
 __global__ void __launch_bounds__(kSendThreads)
     FusedSendKernel(const __grid_constant__ DispatchSendArgs args, const __grid_constant__ RowFormat format,
-                    KernelRun run) {
+                    const __grid_constant__ SendRun run) {
   LetNextKernelBegin();
   const KernelTimer timer(run.times);
+  BeginToTell(run.tell);
   const ChannelState channel = StateOf(run);
   if (HasFailed(channel)) return;
   extern __shared__ __align__(16) char memory[];
@@ -261,7 +310,6 @@ __global__ void __launch_bounds__(kSendThreads)
   if (kBatch && token >= 0) {
     batch.Load(format, BatchSource(), static_cast<const uint16_t*>(args.x) + token * format.hidden, 0);
   }
-  if (threadIdx.x == 0) place_count = 0;
   LoadChoices<!kBatch>(args, SendSlots(run, channel, args.slots, shape.ranks), shared, token);
   __syncthreads();
   CountChoices(args, absent, shared, token);
@@ -270,9 +318,9 @@ __global__ void __launch_bounds__(kSendThreads)
     WriteHeads(args, StampOf(run, channel, args.stamp), shared);
     return TellWhenLast(run.tell, channel);
   }
-#pragma unroll 1
-  for (int32_t k = threadIdx.x; k < shape.top_k; k += kSendThreads) {
-    FindPlace(args, format, shared, token, k, &place_count);
+  if (threadIdx.x < kWarp) {
+    const int32_t found = FindPlaces(args, format, shared, token);
+    if (threadIdx.x == 0) place_count = found;
   }
   __syncthreads();
   if (threadIdx.x >= kSendThreads - kMetadataThreads) WriteMetadata(args, absent, shared, token);
@@ -305,7 +353,7 @@ cudaError_t FusedDispatchSend(const DispatchSendArgs& args, const LaunchOptions&
   const auto kernel = IsBatch(args)                 ? FusedSendKernel<kVector, true>
                       : IsVectorised(format.hidden) ? FusedSendKernel<kVector, false>
                                                     : FusedSendKernel<1, false>;
-  kernel<<<blocks, kSendThreads, SharedBytes(args), options.stream>>>(args, format, options.run());
+  kernel<<<blocks, kSendThreads, SharedBytes(args), options.stream>>>(args, format, options.send_run());
   return cudaGetLastError();
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "csrc/kernels/cuda/moe_kernels.h"
 #include "csrc/kernels/moe_kernels.h"
@@ -23,6 +24,22 @@ __device__ __forceinline__ const T* At(const void* base, int64_t offset) {
 }
 
 __device__ __forceinline__ const MessageHeader& HeaderOf(const void* slot) { return *At<MessageHeader>(slot, 0); }
+
+// A copy of it, read at once: checks of one field after the other would each wait for a load.
+__device__ __forceinline__ MessageHeader LoadHeader(const void* slot) {
+  constexpr int kWords = sizeof(MessageHeader) / sizeof(uint64_t);
+  uint64_t words[kWords];
+#pragma unroll
+  for (int i = 0; i < kWords; i += 2) {
+    asm volatile("ld.v2.u64 {%0, %1}, [%2];"
+                 : "=l"(words[i]), "=l"(words[i + 1])
+                 : "l"(static_cast<const uint64_t*>(slot) + i)
+                 : "memory");
+  }
+  MessageHeader header;
+  memcpy(&header, words, sizeof(header));
+  return header;
+}
 
 // A value from an array that went through the program (a route), made safe to use as an index: -1 unless in [0, bound).
 __device__ __forceinline__ int64_t IndexBelow(int32_t value, int64_t bound) {

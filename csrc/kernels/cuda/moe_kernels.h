@@ -43,6 +43,8 @@ struct KernelTimes {
 struct KernelRun {
   KernelTimes* times;
   const ChannelState* channel;
+};
+struct SendRun : KernelRun {
   Teller tell;
 };
 
@@ -66,9 +68,8 @@ struct LaunchOptions {
   // Of send kernels, with `channel`: whom they tell.
   Teller tell;
 
-  KernelRun run() const { return {times, channel, tell}; }
-  // Of those of its launches that are not the last one.
-  KernelRun run_silently() const { return {times, channel, {}}; }
+  KernelRun run() const { return {times, channel}; }
+  SendRun send_run() const { return {run(), tell}; }
   // Of receive kernels: what runs before them is the exchange kernel, which knows them (dependent_launch.cuh).
   bool follows_exchange() const { return channel != nullptr; }
 };

@@ -24,8 +24,9 @@ namespace {
 // A block for each rank: the message but for its rows, and the first of them.
 __global__ void __launch_bounds__(kRowThreads)
     HeadKernel(const __grid_constant__ RedispatchSendArgs args, const __grid_constant__ RedispatchWorkspace workspace,
-               KernelRun run) {
+               const __grid_constant__ SendRun run) {
   const KernelTimer timer(run.times);
+  BeginToTell(run.tell);
   const ChannelState channel = StateOf(run);
   if (args.round == 0 ? HasFailed(channel) : HasNothing(channel)) return;
   const SlotLayout& layout = args.layout;
@@ -174,9 +175,9 @@ cudaError_t RedispatchSend(const RedispatchSendArgs& args, const LaunchOptions& 
   const MoeShape& shape = args.layout.shape;
   WorkspaceParts parts(options.workspace);
   const RedispatchWorkspace workspace(parts, shape);
-  // Without tokens there is no launch after it.
-  HeadKernel<<<shape.ranks, kRowThreads, 0, options.stream>>>(
-      args, workspace, args.t_rows == 0 ? options.run() : options.run_silently());
+  SendRun run = options.send_run();
+  if (args.t_rows > 0) run.tell = {};  // there is a launch after it
+  HeadKernel<<<shape.ranks, kRowThreads, 0, options.stream>>>(args, workspace, run);
   const cudaError_t error = cudaGetLastError();
   if (error != cudaSuccess) return error;
   return LaunchSendRows({.format = RowFormat(args.layout, args.kind),

@@ -13,9 +13,10 @@ namespace {
 // A block for each token.
 template <int kCount>
 __global__ void __launch_bounds__(kSendThreads, kSendBlocks)
-    SendRowsKernel(const __grid_constant__ SendRowsArgs args, KernelRun run) {
+    SendRowsKernel(const __grid_constant__ SendRowsArgs args, const __grid_constant__ SendRun run) {
   LetNextKernelBegin();
   const KernelTimer timer(run.times);
+  BeginToTell(run.tell);
   const ChannelState channel = StateOf(run);
   if (args.round == 0 ? HasFailed(channel) : HasNothing(channel)) return;
   extern __shared__ char* places[];  // [N]
@@ -29,9 +30,9 @@ cudaError_t LaunchSendRows(const SendRowsArgs& args, const LaunchOptions& option
   if (args.t_rows == 0) return cudaSuccess;
   const size_t shared_bytes = SendRowsSharedBytes(args.shape);
   if (IsVectorised(args.format.hidden)) {
-    SendRowsKernel<kVector><<<args.t_rows, kSendThreads, shared_bytes, options.stream>>>(args, options.run());
+    SendRowsKernel<kVector><<<args.t_rows, kSendThreads, shared_bytes, options.stream>>>(args, options.send_run());
   } else {
-    SendRowsKernel<1><<<args.t_rows, kSendThreads, shared_bytes, options.stream>>>(args, options.run());
+    SendRowsKernel<1><<<args.t_rows, kSendThreads, shared_bytes, options.stream>>>(args, options.send_run());
   }
   return cudaGetLastError();
 }

@@ -3,7 +3,6 @@
 // round trip: from an exchange that the host sees to the next one, of one rank and no rows. Between them are the host's
 //   answer, the wait that it ends, the kernels that unpack and pack, and the next exchange's beginning. The host does
 //   nothing else.
-// the exchange alone: the same without the kernels that pack and unpack.
 // floor: the same with kernels that do nothing but to post a number and to wait for the answer (benchmark_kernels.h):
 //   three, launched as the others are, and one, which goes on for ever.
 // watcher: the same with a watcher's word, whose callback answers: bump, poll, callback, store, wait, unpack, pack,
@@ -126,11 +125,6 @@ class Channel {
     exchange_.part = ExchangePart::kWhole;
     Check(Exchange(exchange_, stream_));
     Receive();
-  }
-  void TellByPostAlone() {
-    exchange_.part = ExchangePart::kWhole;
-    exchange_.told = false;
-    Check(Exchange(exchange_, stream_));
   }
   bool IsToldByPost(int64_t next) {
     return std::atomic_ref(signals_->posted.sequence).load(std::memory_order_acquire) == next;
@@ -256,8 +250,6 @@ int Main(int argc, char** argv) {
   Check(LoadKernels());
   std::vector<int64_t> by_post = Cycles(Channel().Run(&Channel::TellByPost, &Channel::IsToldByPost, graphs));
   Report("round trip through the proxy", by_post);
-  std::vector<int64_t> alone = Cycles(Channel().Run(&Channel::TellByPostAlone, &Channel::IsToldByPost, graphs));
-  Report("round trip, the exchange alone", alone);
   std::vector<int64_t> bare = Cycles(Channel().Run(&Channel::TellByBareKernels, &Channel::IsToldByPost, graphs));
   Report("round trip, floor: three bare kernels", bare);
   std::vector<int64_t> one = Cycles(Channel().Run(&Channel::TellByOneKernel, &Channel::IsToldByPost, graphs));

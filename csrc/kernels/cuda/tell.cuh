@@ -26,6 +26,27 @@ __device__ __forceinline__ void Tell(int64_t sequence, int64_t* flag, int64_t* h
   if (flag != nullptr) SystemWord<int64_t>(*flag).store(sequence, ::cuda::memory_order_relaxed);
 }
 
+// Whom the block that is through last tells, and whether it may, in shared memory: read when the kernel begins, so that
+// nothing has to be looked up between the last store and the word.
+struct TellersView {
+  int64_t* flags[kWarp];
+  bool is_on_rank;
+};
+__device__ __forceinline__ TellersView& ViewOfBlock() {
+  __shared__ TellersView view;
+  return view;
+}
+
+// The first thing in a send kernel, by all threads; a barrier lies between it and TellWhenLast.
+__device__ __forceinline__ void BeginToTell(const Teller& teller) {
+  if (teller.state == nullptr || threadIdx.x >= kWarp) return;
+  const auto lane = static_cast<int32_t>(threadIdx.x);
+  int64_t* const flag = lane < teller.ranks ? teller.peers[lane].flag : nullptr;
+  const int32_t axis_rank = *teller.axis_rank;
+  ViewOfBlock().flags[lane] = flag;
+  if (lane == 0) ViewOfBlock().is_on_rank = axis_rank == teller.rank;
+}
+
 // The last thing in a send kernel, by all threads of all blocks: the block that is through last tells all peers.
 // `channel`: as it was when the kernel began. What is wrong with the exchange, the exchange kernel finds as well.
 __device__ __forceinline__ void TellWhenLast(const Teller& teller, const ChannelState& channel) {
@@ -34,8 +55,6 @@ __device__ __forceinline__ void TellWhenLast(const Teller& teller, const Channel
   if (threadIdx.x >= kWarp) return;
   const auto lane = static_cast<int32_t>(threadIdx.x);
   const uint32_t blocks = gridDim.x * gridDim.y;
-  const bool may_tell = *teller.axis_rank == teller.rank && channel.issued == channel.finished;
-  int64_t* flag = lane < teller.ranks ? teller.peers[lane].flag : nullptr;
   if (blocks > 1) {
     uint32_t before = 0;
     // acq_rel, with the same of the other blocks: the last one knows of all their stores.
@@ -45,12 +64,14 @@ __device__ __forceinline__ void TellWhenLast(const Teller& teller, const Channel
     if (__shfl_sync(kAllLanes, before, 0) + 1 != blocks) return;
     if (lane == 0) teller.state->sent_blocks = 0;
   }
-  if (!may_tell) return;
+  const TellersView& view = ViewOfBlock();
+  if (!view.is_on_rank || channel.issued != channel.finished) return;
   __syncwarp();  // what lane 0 has acquired, all lanes have
-  Tell(channel.issued + 1, flag, lane == 0 && teller.through_host ? &teller.signals->posted.sequence : nullptr);
+  Tell(channel.issued + 1, view.flags[lane],
+       lane == 0 && teller.through_host ? &teller.signals->posted.sequence : nullptr);
 #pragma unroll 1
   for (int32_t rank = lane + kWarp; rank < teller.ranks; rank += kWarp) {
-    if (int64_t* const more = teller.peers[rank].flag; more != nullptr) Tell(channel.issued + 1, more, nullptr);
+    if (int64_t* const flag = teller.peers[rank].flag; flag != nullptr) Tell(channel.issued + 1, flag, nullptr);
   }
 }
 

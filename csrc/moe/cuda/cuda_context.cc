@@ -237,6 +237,13 @@ const Error* CudaContext::error() const {
   return nullptr;
 }
 
+std::optional<Error> CudaContext::TakeRefusal() {
+  for (const auto& channel : proxied_) {
+    if (std::optional<Error> refusal = channel->TakeRefusal()) return refusal;
+  }
+  return {};
+}
+
 // Kernels that wait leave when the host says so (ProxiedChannel::Stop); those that come later do nothing.
 bool CudaContext::FailOnDevice() {
   const DeviceGuard guard(options_.device);

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -44,6 +45,7 @@ class CudaContext final : public RankContext {
   int64_t memory_bytes() const override;
   std::vector<int32_t> LostRanks() const override { return connector_->LostRanks(); }
   const Error* error() const override;
+  std::optional<Error> TakeRefusal() override;
   bool Close(Deadline deadline) override;
   // Channels can be launched on for ever; all that their kernels do then is to say that there are no results.
   bool Retire() override;

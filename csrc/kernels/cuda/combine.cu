@@ -158,14 +158,19 @@ __device__ void WriteHead(const CombineSendArgs& args, const MessageStamp& stamp
   args.message_bytes[source] = layout.CombineMessageBytes(rows, with_scalars);
 }
 
-// Everything but the rows, by all blocks.
-__device__ __forceinline__ void WriteHeads(const CombineSendArgs& args, const MessageStamp& stamp, void* const* slots) {
+// The first message whose head this warp writes. Blocks first, and then warps: where blocks are few, all warps have
+// some.
+__device__ __forceinline__ int64_t FirstHead() {
+  return static_cast<int64_t>(threadIdx.x / kWarp) * gridDim.x + blockIdx.x;
+}
+
+// Everything but the rows, by all blocks. `first_slot`: of FirstHead, if there is such a message.
+__device__ __forceinline__ void WriteHeads(const CombineSendArgs& args, const MessageStamp& stamp, void* const* slots,
+                                           void* first_slot) {
   const MoeShape& shape = args.layout.shape;
-  const auto warp = static_cast<int64_t>(threadIdx.x / kWarp);
-  // Blocks first, and then warps: where blocks are few, each warp has one at least.
 #pragma unroll 1
-  for (int64_t source = warp * gridDim.x + blockIdx.x; source < shape.ranks; source += int64_t{gridDim.x} * kRowWarps) {
-    WriteHead(args, stamp, source, slots[source]);
+  for (int64_t source = FirstHead(); source < shape.ranks; source += int64_t{gridDim.x} * kRowWarps) {
+    WriteHead(args, stamp, source, source == FirstHead() ? first_slot : slots[source]);
   }
   if (args.kind != ExchangeKind::kDispatchBack) return;
 #pragma unroll 1
@@ -183,7 +188,6 @@ __global__ void __launch_bounds__(kRowThreads, kSendBlocks)
                       const __grid_constant__ SendRun run) {
   LetNextKernelBegin();
   const KernelTimer timer(run.times);
-  BeginToTell(run.tell);
   // What does not depend on the channel's state is on its way before that is here.
   const auto thread = static_cast<int32_t>(threadIdx.x);
   const auto rows_of = [&](int32_t source) {
@@ -191,11 +195,13 @@ __global__ void __launch_bounds__(kRowThreads, kSendBlocks)
   };
   const int32_t rows_of_thread = thread < args.layout.shape.ranks ? rows_of(thread) : 0;
   const ChannelState channel = StateOf(run);
+  BeginToTell(run.tell, channel);
   if (args.round == 0 ? HasFailed(channel) : HasNothing(channel)) return;
   extern __shared__ int32_t begins[];
   void* const* slots = SendSlots(run, channel, args.slots, args.layout.shape.ranks);
   const SlotLayout& layout = args.layout;
   const MoeShape& shape = layout.shape;
+  void* const first_slot = FirstHead() < shape.ranks ? slots[FirstHead()] : nullptr;
   RowList list(begins);
   list.Fill<kRowThreads>(shape.ranks,
                          [&](int32_t source) { return source == thread ? rows_of_thread : rows_of(source); });
@@ -217,8 +223,8 @@ __global__ void __launch_bounds__(kRowThreads, kSendBlocks)
                                   layout.PlainPayloadOffset() + scalars_bytes + place.row * layout.CombineRowBytes()),
                          RowPart<kCount>(item % parts, shape.hidden), lane < local_top_k ? positions[lane] : -1);
   }
-  WriteHeads(args, StampOf(run, channel, args.stamp), slots);
-  TellWhenLast(run.tell, channel);
+  WriteHeads(args, StampOf(run, channel, args.stamp), slots, first_slot);
+  TellWhenLast(run.tell);
 }
 
 // ---- Receive -------------------------------------------------------------------------------------------------------
@@ -238,10 +244,11 @@ struct RowPlace {
 __device__ __forceinline__ RowPlace PlaceOf(const CombineReceiveArgs& args, const ReceiveSlots& slots, int64_t rank,
                                             int64_t index) {
   const SlotLayout& layout = args.layout;
+  if (index < 0) return {-1, nullptr};
   const void* slot = slots[rank];
   if (args.kind == ExchangeKind::kCombine && layout.shape.MaxRounds() == 1) {
     // All is known without a look at the header.
-    if (index < 0 || index >= layout.shape.MessageRows()) return {-1, nullptr};
+    if (index >= layout.shape.MessageRows()) return {-1, nullptr};
     return {index, At<char>(slot, layout.PlainPayloadOffset() + index * layout.CombineRowBytes())};
   }
   const MessageHeader& header = HeaderOf(slot);

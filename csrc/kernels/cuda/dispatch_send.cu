@@ -30,10 +30,12 @@ constexpr int kPlanThreads = 1024;
 
 // Of them, for each thread.
 constexpr int kPlanTokens = 4;
-// A rank's experts have a bit each: so many at once, and then the next ones.
+// A rank of so few experts, as usual, has a bit for each of them.
 constexpr int32_t kMaskBits = 64;
-// A rank with more experts than this looks at each choice by itself.
-constexpr int32_t kFewExperts = 8 * kMaskBits;
+// So many can be counted in shared memory.
+constexpr int32_t kCountedExperts = 4096;
+// As many choices a token as most models have: a thread has them all in registers.
+constexpr int32_t kUsualChoices = 8;
 
 // The experts [begin, end) of a rank; none if it is absent.
 struct ExpertRange {
@@ -43,11 +45,10 @@ struct ExpertRange {
       : begin(rank * shape.experts_per_rank), end(min(begin + shape.experts_per_rank, shape.experts)) {
     if (absent != nullptr && absent[rank] != 0) end = begin;
   }
-  __device__ ExpertRange(int32_t from, int32_t to) : begin(from), end(to) {}
   __device__ __forceinline__ bool Has(int32_t expert) const { return expert >= begin && expert < end; }
 };
 
-// Which experts of a range, at most kMaskBits, tokens [first + i * kWarp] name, a bit for each. The loads of all of
+// Which of a rank's experts tokens [first + i * kWarp] name, a bit for each. The loads of all of
 // them are under way at once.
 __device__ __forceinline__ void FindExperts(const DispatchSendArgs& args, const ExpertRange& range, int32_t first,
                                             uint64_t (&masks)[kPlanTokens]) {
@@ -84,26 +85,40 @@ __device__ __forceinline__ void FindExperts(const DispatchSendArgs& args, const 
 }
 
 // How many different ones of a rank's experts each of these tokens names. Adds them to `local_rows`, in shared memory.
-__device__ void CountExperts(const DispatchSendArgs& args, const ExpertRange& range, int32_t first,
-                             int32_t (&distinct)[kPlanTokens], uint32_t* local_rows) {
+__device__ __forceinline__ void CountExperts(const DispatchSendArgs& args, const ExpertRange& range, int32_t first,
+                                             int32_t (&distinct)[kPlanTokens], uint32_t* local_rows) {
+  uint64_t masks[kPlanTokens];
+  FindExperts(args, range, first, masks);
 #pragma unroll
-  for (int32_t& count : distinct) count = 0;
+  for (int i = 0; i < kPlanTokens; ++i) {
+    distinct[i] = __popcll(masks[i]);
 #pragma unroll 1
-  for (int32_t begin = range.begin; begin < range.end; begin += kMaskBits, local_rows += kMaskBits) {
-    uint64_t masks[kPlanTokens];
-    FindExperts(args, ExpertRange(begin, min(begin + kMaskBits, range.end)), first, masks);
-#pragma unroll
-    for (int i = 0; i < kPlanTokens; ++i) {
-      distinct[i] += __popcll(masks[i]);
-#pragma unroll 1
-      for (uint64_t left = masks[i]; left != 0; left &= left - 1) atomicAdd(local_rows + __ffsll(left) - 1, 1u);
-    }
+    for (uint64_t left = masks[i]; left != 0; left &= left - 1) atomicAdd(local_rows + __ffsll(left) - 1, 1u);
   }
 }
 
-// The same for any number of experts, and `local_rows` in global memory.
-__device__ void CountManyExperts(const DispatchSendArgs& args, const ExpertRange& range, int32_t first,
-                                 int32_t (&distinct)[kPlanTokens], uint32_t* local_rows) {
+// The same of one token, for any number of experts of a rank.
+__device__ __forceinline__ int32_t CountUsualChoices(const int32_t* from, const ExpertRange& range,
+                                                     uint32_t* local_rows) {
+  const auto* fours = reinterpret_cast<const int4*>(from);
+  const int4 low = fours[0], high = fours[1];
+  const int32_t experts[kUsualChoices] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+  int32_t distinct = 0;
+#pragma unroll
+  for (int k = 0; k < kUsualChoices; ++k) {
+    bool counts = range.Has(experts[k]);
+#pragma unroll
+    for (int i = 0; i < k; ++i) counts = counts && experts[i] != experts[k];
+    if (!counts) continue;
+    ++distinct;
+    atomicAdd(local_rows + experts[k] - range.begin, 1u);
+  }
+  return distinct;
+}
+
+// CountExperts for any number of experts.
+__device__ __forceinline__ void CountManyExperts(const DispatchSendArgs& args, const ExpertRange& range, int32_t first,
+                                                 int32_t (&distinct)[kPlanTokens], uint32_t* local_rows) {
   const int32_t top_k = args.layout.shape.top_k;
 #pragma unroll
   for (int i = 0; i < kPlanTokens; ++i) {
@@ -111,6 +126,10 @@ __device__ void CountManyExperts(const DispatchSendArgs& args, const ExpertRange
     distinct[i] = 0;
     if (t >= args.t_rows) continue;
     const int32_t* experts = args.experts + static_cast<int64_t>(t) * top_k;
+    if (top_k == kUsualChoices) {
+      distinct[i] = CountUsualChoices(experts, range, local_rows);
+      continue;
+    }
 #pragma unroll 1
     for (int32_t k = 0; k < top_k; ++k) {
       if (!range.Has(experts[k]) || !IsFirst(experts, k)) continue;
@@ -127,7 +146,7 @@ __global__ void __launch_bounds__(kPlanThreads)
   const KernelTimer timer(run.times);
   const ChannelState channel = StateOf(run);
   if (HasFailed(channel)) return;
-  __shared__ uint32_t few_local_rows[kFewExperts];
+  __shared__ uint32_t shared_local_rows[kCountedExperts];
   const MoeShape& shape = args.layout.shape;
   const auto rank = static_cast<int32_t>(blockIdx.x);
   const ExpertRange range(shape, AbsentRanks(run, channel, args), rank);
@@ -135,8 +154,8 @@ __global__ void __launch_bounds__(kPlanThreads)
   int32_t* entry_begins = workspace.entry_begins + static_cast<int64_t>(rank) * shape.max_tokens;
   auto* meta = At<RowMeta>(SendSlots(run, channel, args.slots, shape.ranks)[rank], args.layout.RowMetaOffset());
   uint32_t* local_rows = workspace.local_rows + static_cast<int64_t>(rank) * shape.experts_per_rank;
-  const bool few = shape.experts_per_rank <= kFewExperts;
-  uint32_t* counted = few ? few_local_rows : local_rows;
+  const bool few = shape.experts_per_rank <= kMaskBits, in_shared = shape.experts_per_rank <= kCountedExperts;
+  uint32_t* counted = in_shared ? shared_local_rows : local_rows;
 #pragma unroll 1
   for (int32_t e = threadIdx.x; e < shape.experts_per_rank; e += kPlanThreads) counted[e] = 0;
   __syncthreads();
@@ -146,10 +165,13 @@ __global__ void __launch_bounds__(kPlanThreads)
   for (int32_t base = 0; base < args.t_rows; base += kPlanThreads * kPlanTokens) {
     const int32_t first = base + warp * kPlanTokens * kWarp + lane;
     int32_t distinct[kPlanTokens];
+    // Each with the kind of memory that it counts in: atomics that find it out take twice as long.
     if (few) {
-      CountExperts(args, range, first, distinct, counted);
+      CountExperts(args, range, first, distinct, shared_local_rows);
+    } else if (in_shared) {
+      CountManyExperts(args, range, first, distinct, shared_local_rows);
     } else {
-      CountManyExperts(args, range, first, distinct, counted);
+      CountManyExperts(args, range, first, distinct, local_rows);
     }
     Pair places[kPlanTokens], of_warp;
 #pragma unroll
@@ -174,7 +196,7 @@ __global__ void __launch_bounds__(kPlanThreads)
   }
   __syncthreads();  // all have counted
 #pragma unroll 1
-  for (int32_t e = threadIdx.x; few && e < shape.experts_per_rank; e += kPlanThreads) local_rows[e] = counted[e];
+  for (int32_t e = threadIdx.x; in_shared && e < shape.experts_per_rank; e += kPlanThreads) local_rows[e] = counted[e];
   if (threadIdx.x != 0) return;
   workspace.rows[rank] = so_far.a;
   workspace.expert_rows[rank] = so_far.b;
@@ -269,8 +291,8 @@ __global__ void __launch_bounds__(kSendThreads, kSendBlocks)
                    const __grid_constant__ SendRun run) {
   LetNextKernelBegin();
   const KernelTimer timer(run.times);
-  BeginToTell(run.tell);
   const ChannelState channel = StateOf(run);
+  BeginToTell(run.tell, channel);
   if (HasFailed(channel)) return;
   extern __shared__ char* places[];  // [N]
   const MoeShape& shape = args.layout.shape;
@@ -285,7 +307,7 @@ __global__ void __launch_bounds__(kSendThreads, kSendBlocks)
   } else {
     SendRowsOfToken<kCount>(rows, slots, block - first_token_block, places);
   }
-  TellWhenLast(run.tell, channel);
+  TellWhenLast(run.tell);
 }
 
 cudaError_t SendFirstRound(const DispatchSendArgs& args, const DispatchSendWorkspace& workspace,

@@ -296,8 +296,8 @@ __global__ void __launch_bounds__(kSendThreads)
                     const __grid_constant__ SendRun run) {
   LetNextKernelBegin();
   const KernelTimer timer(run.times);
-  BeginToTell(run.tell);
   const ChannelState channel = StateOf(run);
+  BeginToTell(run.tell, channel);
   if (HasFailed(channel)) return;
   extern __shared__ __align__(16) char memory[];
   __shared__ int32_t place_count;
@@ -316,7 +316,7 @@ __global__ void __launch_bounds__(kSendThreads)
   __syncthreads();
   if (token < 0) {
     WriteHeads(args, StampOf(run, channel, args.stamp), shared);
-    return TellWhenLast(run.tell, channel);
+    return TellWhenLast(run.tell);
   }
   if (threadIdx.x < kWarp) {
     const int32_t found = FindPlaces(args, format, shared, token);
@@ -332,7 +332,7 @@ __global__ void __launch_bounds__(kSendThreads)
     SendRow<kCount>(format, source, places, token);
   }
   SendRest(format, source, places, token);
-  TellWhenLast(run.tell, channel);
+  TellWhenLast(run.tell);
 }
 
 int64_t SharedBytes(const DispatchSendArgs& args) {

@@ -26,8 +26,8 @@ __global__ void __launch_bounds__(kRowThreads)
     HeadKernel(const __grid_constant__ RedispatchSendArgs args, const __grid_constant__ RedispatchWorkspace workspace,
                const __grid_constant__ SendRun run) {
   const KernelTimer timer(run.times);
-  BeginToTell(run.tell);
   const ChannelState channel = StateOf(run);
+  BeginToTell(run.tell, channel);
   if (args.round == 0 ? HasFailed(channel) : HasNothing(channel)) return;
   const SlotLayout& layout = args.layout;
   const MoeShape& shape = layout.shape;
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kRowThreads)
         args.kind == ExchangeKind::kDispatch ? layout.DispatchRowBytes() : layout.RedispatchRowBytes();
     args.message_bytes[rank] = layout.PlainPayloadOffset() + sent * stride;
   }
-  TellWhenLast(run.tell, channel);
+  TellWhenLast(run.tell);
 }
 
 // ---- Receive -------------------------------------------------------------------------------------------------------

@@ -16,12 +16,12 @@ __global__ void __launch_bounds__(kSendThreads, kSendBlocks)
     SendRowsKernel(const __grid_constant__ SendRowsArgs args, const __grid_constant__ SendRun run) {
   LetNextKernelBegin();
   const KernelTimer timer(run.times);
-  BeginToTell(run.tell);
   const ChannelState channel = StateOf(run);
+  BeginToTell(run.tell, channel);
   if (args.round == 0 ? HasFailed(channel) : HasNothing(channel)) return;
   extern __shared__ char* places[];  // [N]
   SendRowsOfToken<kCount>(args, SendSlots(run, channel, args.slots, args.shape.ranks), blockIdx.x, places);
-  TellWhenLast(run.tell, channel);
+  TellWhenLast(run.tell);
 }
 
 }  // namespace

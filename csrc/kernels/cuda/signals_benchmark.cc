@@ -98,6 +98,8 @@ class Channel {
     Check(cudaMemset(receive_.route.index, 0xff, sizeof(int32_t)));
     char* slots = Allocate<char>(2 * layout_.SlotBytes());
     void* table[2] = {slots, slots + layout_.SlotBytes()};
+    const ChannelState state{.epoch = {.first_slot = slots}};
+    Check(cudaMemcpy(state_, &state, sizeof(state), cudaMemcpyHostToDevice));
     send_.slots = Allocate<void*>(2);
     receive_.slots = send_.slots;
     Check(cudaMemcpy(const_cast<void**>(send_.slots), table, sizeof(table), cudaMemcpyHostToDevice));

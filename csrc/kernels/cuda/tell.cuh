@@ -26,30 +26,31 @@ __device__ __forceinline__ void Tell(int64_t sequence, int64_t* flag, int64_t* h
   if (flag != nullptr) SystemWord<int64_t>(*flag).store(sequence, ::cuda::memory_order_relaxed);
 }
 
-// Whom the block that is through last tells, and whether it may, in shared memory: read when the kernel begins, so that
-// nothing has to be looked up between the last store and the word.
+// Whom the block that is through last tells, and what, in shared memory: read when the kernel begins, so that nothing
+// has to be looked up between the last store and the word, and no registers are held for it.
 struct TellersView {
   int64_t* flags[kWarp];
-  bool is_on_rank;
+  int64_t sequence;  // 0: nothing is to be told
 };
 __device__ __forceinline__ TellersView& ViewOfBlock() {
   __shared__ TellersView view;
   return view;
 }
 
-// The first thing in a send kernel, by all threads; a barrier lies between it and TellWhenLast.
-__device__ __forceinline__ void BeginToTell(const Teller& teller) {
+// By all threads, when a send kernel has begun; a barrier lies between it and TellWhenLast. `channel`: its state now.
+// What is wrong with the exchange, the exchange kernel finds as well.
+__device__ __forceinline__ void BeginToTell(const Teller& teller, const ChannelState& channel) {
   if (teller.state == nullptr || threadIdx.x >= kWarp) return;
   const auto lane = static_cast<int32_t>(threadIdx.x);
   int64_t* const flag = lane < teller.ranks ? teller.peers[lane].flag : nullptr;
-  const int32_t axis_rank = *teller.axis_rank;
-  ViewOfBlock().flags[lane] = flag;
-  if (lane == 0) ViewOfBlock().is_on_rank = axis_rank == teller.rank;
+  const bool is_on_rank = *teller.axis_rank == teller.rank;
+  TellersView& view = ViewOfBlock();
+  view.flags[lane] = flag;
+  if (lane == 0) view.sequence = is_on_rank && channel.issued == channel.finished ? channel.issued + 1 : 0;
 }
 
 // The last thing in a send kernel, by all threads of all blocks: the block that is through last tells all peers.
-// `channel`: as it was when the kernel began. What is wrong with the exchange, the exchange kernel finds as well.
-__device__ __forceinline__ void TellWhenLast(const Teller& teller, const ChannelState& channel) {
+__device__ __forceinline__ void TellWhenLast(const Teller& teller) {
   if (teller.state == nullptr) return;
   __syncthreads();
   if (threadIdx.x >= kWarp) return;
@@ -65,13 +66,12 @@ __device__ __forceinline__ void TellWhenLast(const Teller& teller, const Channel
     if (lane == 0) teller.state->sent_blocks = 0;
   }
   const TellersView& view = ViewOfBlock();
-  if (!view.is_on_rank || channel.issued != channel.finished) return;
+  if (view.sequence == 0) return;
   __syncwarp();  // what lane 0 has acquired, all lanes have
-  Tell(channel.issued + 1, view.flags[lane],
-       lane == 0 && teller.through_host ? &teller.signals->posted.sequence : nullptr);
+  Tell(view.sequence, view.flags[lane], lane == 0 && teller.through_host ? &teller.signals->posted.sequence : nullptr);
 #pragma unroll 1
   for (int32_t rank = lane + kWarp; rank < teller.ranks; rank += kWarp) {
-    if (int64_t* const flag = teller.peers[rank].flag; flag != nullptr) Tell(channel.issued + 1, flag, nullptr);
+    if (int64_t* const flag = teller.peers[rank].flag; flag != nullptr) Tell(view.sequence, flag, nullptr);
   }
 }
 

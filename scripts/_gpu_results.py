@@ -10,7 +10,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-PARTS = ("smoke", "correct", "programs", "processes", "sanitize", "speed")
+PARTS = (
+    *("smoke", "correct", "programs", "processes"),
+    *("failures", "nic", "sanitize", "speed"),
+)
 
 _EXPLANATION = """\
 Kernel times: from the beginning of the first block to the end of the last one by the device's

@@ -4,7 +4,8 @@
 #   scripts/gpu_check.sh --build [--python 3.12]  here, needs nvcc and no GPU: programs into .gpu/, and the Python
 #                                                 extension with what it needs, for that Python
 #   scripts/gpu_check.sh --part PART [--out DIR] [--gpus N]
-#                                                 where the GPU is, with .gpu/ from a machine of the same processor
+#                                                 where the GPU is, with .gpu/ from a machine of the same processor;
+#                                                 --gpus: how many ranks share out, in programs, processes, failures
 #   scripts/gpu_check.sh --merge DIR --name NAME  DIR/PART of all parts, into benchmarks/results/DATE-gpu-NAME
 #
 # Parts, each under four minutes on an H200:
@@ -12,7 +13,8 @@
 #   correct   every kernel over many shapes, types and routings, bit by bit
 #   programs  JAX programs of two processes with every way of XLA to run them: in halves, under vmap, scan and grad,
 #             donated, profiled, and how often each call ran
-#   processes JAX programs of 1 to 8 processes, which share the GPUs (one by MPS), and processes that fail or come back
+#   processes JAX programs of 1 to 8 processes, which share the GPUs by MPS
+#   failures  processes that are silent, killed, misused or closed, and the others, which go on until they are back
 #   nic       memory of GPUs as NICs are given it; JAX programs of ranks on GPUs over libfabric's TCP
 #   sanitize  compute-sanitizer's memcheck and racecheck on small shapes
 #   speed     kernel times beside a copy of the same bytes; round trips between device and host
@@ -25,7 +27,7 @@ BIN=.gpu
 TARGETS=(csrc/kernels/cuda/{moe_kernels_test,rounds_test,adjoint_test,exchange_test,kernels_benchmark,signals_benchmark}
          csrc/moe/cuda/proxy_benchmark csrc/engine/domains/nic/cuda_memory_test)
 part="" out="" build=0 merge="" name="" python="" gpus=1
-usage() { sed -n '2,24s/^# \{0,1\}//p' "$0"; }
+usage() { sed -n '2,26s/^# \{0,1\}//p' "$0"; }
 while [[ $# -gt 0 ]]; do
   case "$1" in
     --build) build=1 ;;
@@ -67,8 +69,8 @@ if [[ -n $merge ]]; then
   exec python3 scripts/_gpu_results.py "$merge" --merge "$name"
 fi
 
-case "$part" in smoke | correct | programs | processes | nic | sanitize | speed) ;; *)
-  echo "gpu_check: --part must be smoke, correct, programs, processes, nic, sanitize or speed, got '$part'" >&2; exit 2 ;;
+case "$part" in smoke | correct | programs | processes | failures | nic | sanitize | speed) ;; *)
+  echo "gpu_check: --part must be smoke, correct, programs, processes, failures, nic, sanitize or speed, got '$part'" >&2; exit 2 ;;
 esac
 for target in "${TARGETS[@]##*/}"; do
   [[ -x $BIN/$target ]] || { echo "gpu_check: $BIN/$target is missing: run scripts/gpu_check.sh --build first" >&2; exit 2; }
@@ -174,16 +176,6 @@ case "$part" in
     step eight_staged exchanges --processes 8 --force-staged
     step eight_10000_steps exchanges --processes 8 --cases forward --steps 10000 --limit-s 200
     for how in "" --force-staged; do
-      suffix=${how/--force-staged/_staged}
-      step "eight_silent$suffix" exchanges --processes 8 --cases silent --timeout-s 3 $how
-      step "three_killed$suffix" exchanges --processes 3 --cases killed --timeout-s 5 $how
-      step "three_recovered$suffix" exchanges --processes 3 --cases recovered --timeout-s 20 $how --steps 8
-      step "two_misused$suffix" exchanges --processes 2 --cases misused --timeout-s 5 $how
-    done
-    step two_recovered_all_graphs exchanges --processes 2 --cases recovered --timeout-s 20 --steps 8 --flags all_graphs
-    step two_closed exchanges --processes 2 --cases closed
-    step two_closed_no_graphs exchanges --processes 2 --cases closed --flags no_graphs
-    for how in "" --force-staged; do
       step "eight_layer${how/--force-staged/_staged}" exchanges --processes 8 --cases timed --tokens 128 --hidden 7168 \
         --top-k 8 --experts 256 --measured "$out/layers.jsonl" $how
     done
@@ -192,6 +184,19 @@ case "$part" in
       step "one_layer_$tokens" exchanges --cases timed --tokens "$tokens" --hidden 7168 --top-k 8 --experts 256 \
         --measured "$out/layers.jsonl"
     done ;;
+  failures)
+    step mps start_mps
+    for how in "" --force-staged; do
+      suffix=${how/--force-staged/_staged}
+      step "eight_silent$suffix" exchanges --processes 8 --cases silent --timeout-s 3 $how
+      step "three_killed$suffix" exchanges --processes 3 --cases killed --timeout-s 5 $how
+      step "three_recovered$suffix" exchanges --processes 3 --cases recovered --timeout-s 20 $how --steps 8
+      step "two_misused$suffix" exchanges --processes 2 --cases misused --timeout-s 5 $how
+    done
+    step two_misused_in_rounds exchanges --processes 2 --cases misused --timeout-s 5 --private-tokens 5 --flags all_graphs
+    step two_recovered_all_graphs exchanges --processes 2 --cases recovered --timeout-s 20 --steps 8 --flags all_graphs
+    step two_closed exchanges --processes 2 --cases closed
+    step two_closed_no_graphs exchanges --processes 2 --cases closed --flags no_graphs ;;
   nic)
     step memory timeout 100 "$BIN/cuda_memory_test"
     step mps start_mps

@@ -44,8 +44,10 @@ class ExpertParallel:
 
     On GPUs a program that is under way cannot raise. Where an exchange fails, its floating-point
     results are NaN and its group sizes 0, so are those of all later ones on the channel, and
-    ``fabric.check()`` raises what went wrong, also when the ``with`` block of the fabric ends.
-    ``fabric.recover`` is not there yet on GPUs.
+    ``fabric.check()`` raises what went wrong, also when the ``with`` block of the fabric ends;
+    ``fabric.recover`` goes on without ranks that are lost, as on CPUs. A ``done`` without a
+    ``start``, or a second one, gives such results alone, is raised by ``check`` once, and leaves
+    the channel as it was.
     """
 
     def __init__(

@@ -244,11 +244,10 @@ struct RowPlace {
 __device__ __forceinline__ RowPlace PlaceOf(const CombineReceiveArgs& args, const ReceiveSlots& slots, int64_t rank,
                                             int64_t index) {
   const SlotLayout& layout = args.layout;
-  if (index < 0) return {-1, nullptr};
   const void* slot = slots[rank];
   if (args.kind == ExchangeKind::kCombine && layout.shape.MaxRounds() == 1) {
     // All is known without a look at the header.
-    if (index >= layout.shape.MessageRows()) return {-1, nullptr};
+    if (index < 0 || index >= layout.shape.MessageRows()) return {-1, nullptr};
     return {index, At<char>(slot, layout.PlainPayloadOffset() + index * layout.CombineRowBytes())};
   }
   const MessageHeader& header = HeaderOf(slot);

@@ -97,26 +97,37 @@ __device__ __forceinline__ void CountExperts(const DispatchSendArgs& args, const
   }
 }
 
-// The same of one token, for any number of experts of a rank.
-__device__ __forceinline__ int32_t CountUsualChoices(const int32_t* from, const ExpertRange& range,
-                                                     uint32_t* local_rows) {
-  const auto* fours = reinterpret_cast<const int4*>(from);
-  const int4 low = fours[0], high = fours[1];
-  const int32_t experts[kUsualChoices] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-  int32_t distinct = 0;
+// The same for kUsualChoices a token, and any number of experts of a rank.
+__device__ __forceinline__ void CountUsualChoices(const DispatchSendArgs& args, const ExpertRange& range, int32_t first,
+                                                  int32_t (&distinct)[kPlanTokens], uint32_t* local_rows) {
+  // Those of all tokens are on their way at once.
+  int4 low[kPlanTokens], high[kPlanTokens];
 #pragma unroll
-  for (int k = 0; k < kUsualChoices; ++k) {
-    bool counts = range.Has(experts[k]);
-#pragma unroll
-    for (int i = 0; i < k; ++i) counts = counts && experts[i] != experts[k];
-    if (!counts) continue;
-    ++distinct;
-    atomicAdd(local_rows + experts[k] - range.begin, 1u);
+  for (int i = 0; i < kPlanTokens; ++i) {
+    const int32_t t = first + i * kWarp;
+    low[i] = high[i] = int4{-1, -1, -1, -1};
+    if (t >= args.t_rows) continue;
+    const auto* fours = reinterpret_cast<const int4*>(args.experts) + 2 * static_cast<int64_t>(t);
+    low[i] = fours[0], high[i] = fours[1];
   }
-  return distinct;
+#pragma unroll
+  for (int i = 0; i < kPlanTokens; ++i) {
+    const int32_t experts[kUsualChoices] = {low[i].x,  low[i].y,  low[i].z,  low[i].w,
+                                            high[i].x, high[i].y, high[i].z, high[i].w};
+    distinct[i] = 0;
+#pragma unroll
+    for (int k = 0; k < kUsualChoices; ++k) {
+      bool counts = range.Has(experts[k]);
+#pragma unroll
+      for (int j = 0; j < k; ++j) counts = counts && experts[j] != experts[k];
+      if (!counts) continue;
+      ++distinct[i];
+      atomicAdd(local_rows + experts[k] - range.begin, 1u);
+    }
+  }
 }
 
-// CountExperts for any number of experts.
+// The same for any number of choices and experts.
 __device__ __forceinline__ void CountManyExperts(const DispatchSendArgs& args, const ExpertRange& range, int32_t first,
                                                  int32_t (&distinct)[kPlanTokens], uint32_t* local_rows) {
   const int32_t top_k = args.layout.shape.top_k;
@@ -126,10 +137,6 @@ __device__ __forceinline__ void CountManyExperts(const DispatchSendArgs& args, c
     distinct[i] = 0;
     if (t >= args.t_rows) continue;
     const int32_t* experts = args.experts + static_cast<int64_t>(t) * top_k;
-    if (top_k == kUsualChoices) {
-      distinct[i] = CountUsualChoices(experts, range, local_rows);
-      continue;
-    }
 #pragma unroll 1
     for (int32_t k = 0; k < top_k; ++k) {
       if (!range.Has(experts[k]) || !IsFirst(experts, k)) continue;
@@ -154,6 +161,7 @@ __global__ void __launch_bounds__(kPlanThreads)
   int32_t* entry_begins = workspace.entry_begins + static_cast<int64_t>(rank) * shape.max_tokens;
   auto* meta = At<RowMeta>(SendSlots(run, channel, args.slots, shape.ranks)[rank], args.layout.RowMetaOffset());
   uint32_t* local_rows = workspace.local_rows + static_cast<int64_t>(rank) * shape.experts_per_rank;
+  const bool usual = shape.top_k == kUsualChoices;
   const bool few = shape.experts_per_rank <= kMaskBits, in_shared = shape.experts_per_rank <= kCountedExperts;
   uint32_t* counted = in_shared ? shared_local_rows : local_rows;
 #pragma unroll 1
@@ -166,7 +174,9 @@ __global__ void __launch_bounds__(kPlanThreads)
     const int32_t first = base + warp * kPlanTokens * kWarp + lane;
     int32_t distinct[kPlanTokens];
     // Each with the kind of memory that it counts in: atomics that find it out take twice as long.
-    if (few) {
+    if (usual && in_shared) {
+      CountUsualChoices(args, range, first, distinct, shared_local_rows);
+    } else if (few) {
       CountExperts(args, range, first, distinct, shared_local_rows);
     } else if (in_shared) {
       CountManyExperts(args, range, first, distinct, shared_local_rows);

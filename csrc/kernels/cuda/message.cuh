@@ -68,8 +68,8 @@ __device__ __forceinline__ void ZeroBytes(void* base, int64_t begin, int64_t end
 
 // ---- Launches of a channel, whose exchanges are numbered on the device (LaunchOptions::channel) --------------------
 
-// What kernels look at in the state of their channel: all of it at once, and past the first cache, since a kernel may
-// be set up before the one that writes it is through. What they do not look at is not there.
+// What kernels look at in the state of their channel: all of it at once. Through the first cache: past it, thousands of
+// warps would wait for the same line. What they do not look at is not there.
 __device__ __forceinline__ ChannelState LoadState(const ChannelState* state) {
   constexpr int kWords = 8;
   static_assert(offsetof(ChannelState, epoch) + sizeof(ChannelEpoch) == kWords * sizeof(uint64_t));
@@ -77,7 +77,7 @@ __device__ __forceinline__ ChannelState LoadState(const ChannelState* state) {
 #pragma unroll
   for (int i = 0; i < kWords; i += 2) {
     // volatile: not one after the other, as they are needed.
-    asm volatile("ld.cg.v2.u64 {%0, %1}, [%2];"
+    asm volatile("ld.v2.u64 {%0, %1}, [%2];"
                  : "=l"(words[i]), "=l"(words[i + 1])
                  : "l"(reinterpret_cast<const uint64_t*>(state) + i)
                  : "memory");

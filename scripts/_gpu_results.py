@@ -20,9 +20,11 @@ Kernel times: from the beginning of the first block to the end of the last one b
 global timer, inside a CUDA graph that empties the caches before each run, another routing in every
 run (`csrc/kernels/cuda/kernels_benchmark.cc`); the copy kernel is measured the same way; `by
 events` includes the launch. Between device and host: `csrc/kernels/cuda/signals_benchmark.cc`
-and `csrc/moe/cuda/proxy_benchmark.cc`, by the host's clock. All ranks on one GPU: processes that
-share it by MPS, scans of dispatch + combine by the host's clock; beside them one process that has
-all tokens and computes the same in plain JAX, without any exchange (`tests/gpu/layer_cases.py`).
+and `csrc/moe/cuda/proxy_benchmark.cc`, by the host's clock; floors are those of kernels that do
+nothing but to post a number or to wait for one, in the same run. All ranks on one GPU: processes
+that share it by MPS, scans of dispatch + combine by the host's clock; beside them one process that
+has all tokens and computes the same in plain JAX, without any exchange
+(`tests/gpu/layer_cases.py`).
 """
 
 # File -> heading of each field that is shown.
@@ -114,19 +116,18 @@ def merge(folder: Path, name: str) -> int:
     """Writes benchmarks/results/DATE-gpu-NAME.md and .json from the folders of all parts."""
     found = [part for part in PARTS if (folder / part / f"{part}.md").exists()]
     heads = {part: (folder / part / f"{part}.md").read_text().splitlines() for part in found}
-    commits = {lines[0].rsplit(" ", 1)[-1] for lines in heads.values()}
-    if len(commits) != 1:
-        print(
-            f"gpu_check: --merge {folder}: must hold PART/PART.md of one commit, got "
-            f"{sorted(commits) or 'none'}",
-            file=sys.stderr,
-        )
+    if not found:
+        print(f"gpu_check: --merge {folder}: must hold PART/PART.md, got none", file=sys.stderr)
         return 2
+    commits = {part: lines[0].rsplit(" ", 1)[-1] for part, lines in heads.items()}
+    several = len(set(commits.values())) > 1
     gpu = heads[found[0]][2]
     date = datetime.date.today().isoformat()
-    text = f"# scripts/gpu_check.sh, {date}\n\n{gpu}, commit {commits.pop()}.\n\n{_EXPLANATION}"
+    commit = "commits as each part says" if several else f"commit {commits[found[0]]}"
+    text = f"# scripts/gpu_check.sh, {date}\n\n{gpu}, {commit}.\n\n{_EXPLANATION}"
     for part, lines in heads.items():
-        text += f"\n## {part}\n\n" + "\n".join(lines[4:]).strip() + "\n"
+        title = f"{part} (commit {commits[part]})" if several else part
+        text += f"\n## {title}\n\n" + "\n".join(lines[4:]).strip() + "\n"
     out = RESULTS / f"{date}-gpu-{name}"
     out.with_suffix(".md").write_text(text)
     measured = [each for part in found for each in figures(folder / part)]

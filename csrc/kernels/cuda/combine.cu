@@ -257,7 +257,7 @@ __device__ __forceinline__ RowPlace PlaceOf(const CombineReceiveArgs& args, cons
 }
 
 __device__ __forceinline__ int32_t IndexOf(const CombineReceiveArgs& args, int64_t t, int64_t rank) {
-  return args.route.index[t * args.layout.shape.ranks + rank];
+  return __ldcg(args.route.index + t * args.layout.shape.ranks + rank);  // see LoadState
 }
 
 // By the first warp of a block: where the rows of a token are, by rising rank. `first_index`: that of rank `lane`.

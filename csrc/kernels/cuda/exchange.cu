@@ -254,11 +254,11 @@ __global__ void __launch_bounds__(kThreads) ExchangeKernel(const __grid_constant
   const ExchangeChannel& channel = args.channel;
   const auto rank = static_cast<int32_t>(blockIdx.x);
   const bool finishes = args.part != ExchangePart::kBegin;
-  const ChannelState state = LoadState(channel.state);
+  const ChannelState state = LoadState<true>(channel.state);
   const ExchangePeer peer = channel.peers[rank];
   const int64_t sequence = state.issued + (args.part != ExchangePart::kFinish ? 1 : 0);
   if (threadIdx.x == 0) {
-    hindrance = Hindrance(args, state, sequence, *args.axis_rank, args.ticket != nullptr ? *args.ticket : 0);
+    hindrance = Hindrance(args, state, sequence, __ldcg(args.axis_rank), args.ticket != nullptr ? *args.ticket : 0);
   }
   if (args.told) AwaitKernelBefore();
   __syncthreads();

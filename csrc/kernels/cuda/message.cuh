@@ -68,19 +68,23 @@ __device__ __forceinline__ void ZeroBytes(void* base, int64_t begin, int64_t end
 
 // ---- Launches of a channel, whose exchanges are numbered on the device (LaunchOptions::channel) --------------------
 
-// What kernels look at in the state of their channel: all of it at once. Through the first cache: past it, thousands of
-// warps would wait for the same line. What they do not look at is not there.
+// What kernels look at in the state of their channel: all of it at once. What they do not look at is not there.
+// kEarly: by a kernel that does not wait for the one before it first: past the first cache, where nothing tells whether
+// what is there is old. Others not, since thousands of warps would wait for the same line.
+template <bool kEarly>
 __device__ __forceinline__ ChannelState LoadState(const ChannelState* state) {
   constexpr int kWords = 8;
   static_assert(offsetof(ChannelState, epoch) + sizeof(ChannelEpoch) == kWords * sizeof(uint64_t));
   uint64_t words[kWords];
 #pragma unroll
   for (int i = 0; i < kWords; i += 2) {
+    const auto* pair = reinterpret_cast<const uint64_t*>(state) + i;
     // volatile: not one after the other, as they are needed.
-    asm volatile("ld.v2.u64 {%0, %1}, [%2];"
-                 : "=l"(words[i]), "=l"(words[i + 1])
-                 : "l"(reinterpret_cast<const uint64_t*>(state) + i)
-                 : "memory");
+    if constexpr (kEarly) {
+      asm volatile("ld.cg.v2.u64 {%0, %1}, [%2];" : "=l"(words[i]), "=l"(words[i + 1]) : "l"(pair) : "memory");
+    } else {
+      asm volatile("ld.v2.u64 {%0, %1}, [%2];" : "=l"(words[i]), "=l"(words[i + 1]) : "l"(pair) : "memory");
+    }
   }
   ChannelState loaded;
   loaded.issued = static_cast<int64_t>(words[0]);
@@ -95,7 +99,7 @@ __device__ __forceinline__ ChannelState LoadState(const ChannelState* state) {
   return loaded;
 }
 __device__ __forceinline__ ChannelState StateOf(const KernelRun& run) {
-  return run.channel == nullptr ? ChannelState{} : LoadState(run.channel);
+  return run.channel == nullptr ? ChannelState{} : LoadState<false>(run.channel);
 }
 
 // Nothing is to be done any more. The same for all threads of a launch.

@@ -59,7 +59,7 @@ def choose_places(
     else:
         said = NicSelection(tuple(map(tuple, groups)), tuple(exclude))
     # Others than the system's library and Amazon's provider have NICs that /sys does not know.
-    in_sysfs = (kind == "connectx" and not library) or (kind == "efa" and provider.startswith("efa"))
+    in_sysfs = provider.startswith("efa") or (kind == "connectx" and not library)
     places = []
     for number, device in enumerate(local_devices):
         if said.groups:

@@ -62,7 +62,7 @@ def environment_findings(machine: Machine) -> list[Finding]:
     named = {name for group in groups for name in group} | set(exclude)
     if named:
         value += f", JAX_FABRIC_NICS {'^' if exclude else ''}{', '.join(sorted(named))}"
-    in_sysfs = (kind == "connectx" and not library) or (kind == "efa" and provider.startswith("efa"))
+    in_sysfs = provider.startswith("efa") or (kind == "connectx" and not library)
     unknown = named - {nic.name for nic in machine.nics}
     if in_sysfs and unknown:
         listed = ", ".join(nic.name for nic in machine.nics) or "no NIC"

@@ -126,7 +126,8 @@ def build_boot_files(package: str, to: Path) -> None:
         run("apt-get", "-qq", "-o", "APT::Sandbox::User=root", "download", package, cwd=scratch)
         tree = scratch / "kernel"
         run("dpkg-deb", "-x", next(scratch.glob("*.deb")), tree)
-        if not (tree / "lib").exists():  # since Debian 13 packages name the folder that /lib points to
+        # Since Debian 13 packages name the folder that /lib points to.
+        if not (tree / "lib").exists():
             (tree / "lib").symlink_to("usr/lib")
         version = next((tree / "lib" / "modules").iterdir()).name
         run("depmod", "-b", tree, version)

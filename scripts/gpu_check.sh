@@ -44,10 +44,10 @@ done
 if [[ $build == 1 ]]; then
   # One file each: the other machine need not have our libraries.
   labels=() && for target in "${TARGETS[@]}"; do labels+=("//${target%/*}:${target##*/}"); done
-  bazel build --config=cuda --dynamic_mode=off "${labels[@]}" || exit 1
+  bazel build --config=ci --//:unity --config=cuda --dynamic_mode=off "${labels[@]}" || exit 1
   mkdir -p "$BIN"
   for target in "${TARGETS[@]}"; do cp -f "bazel-bin/$target" "$BIN/"; done
-  bazel build --config=cuda //jax_fabric:_core.abi3.so || exit 1
+  bazel build --config=ci --//:unity --config=cuda //jax_fabric:_core.abi3.so || exit 1
   mkdir -p "$BIN/site" "$BIN/lib"
   # libfabric and what it needs, but for what every machine has.
   libfabric=$(ldconfig -p | sed -n 's/.*libfabric\.so\.1 .*=> //p' | head -1)

@@ -130,6 +130,8 @@ void ProxiedChannel::OnSent(const Signal& signal, const Error* error) {
   if (error == nullptr) {
     left_[signal.sequence & 1] = signal.sequence;
     FinishIfComplete();
+  } else if (const auto loss = LossOfPeer()) {
+    Refuse(*loss);  // with the rank, which the engine does not know
   } else {
     Refuse(Error{error->code,
                  fmt::format("{}: rank {} cannot send: {}", Name(signal.sequence), peers_.rank, error->message)});

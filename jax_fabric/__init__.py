@@ -3,8 +3,9 @@
 from jax_fabric import moe
 from jax_fabric.fabric import Fabric
 from jax_fabric.secret import Secret
+from jax_fabric.steps import run_steps
 from jax_fabric.watcher import ProgramWatcher, bump
 
 __version__ = "0.1.0"
 
-__all__ = ["Fabric", "ProgramWatcher", "Secret", "__version__", "bump", "moe"]
+__all__ = ["Fabric", "ProgramWatcher", "Secret", "__version__", "bump", "moe", "run_steps"]

@@ -25,30 +25,13 @@ from jax_fabric.bootstrap import (
 )
 from jax_fabric.bootstrap.handles import Handles
 from jax_fabric.engine.transfer_engine import TransferEngine
+from jax_fabric.membership import Membership
 from jax_fabric.places import choose_places
 from jax_fabric.secret import Secret, native_secret
 from jax_fabric.watcher import ProgramWatcher
 
 if TYPE_CHECKING:
     from jax_fabric.moe.config import ExpertParallelConfig
-
-
-@dataclasses.dataclass(frozen=True)
-class Membership:
-    """Who takes part in a fabric.
-
-    Attributes:
-      epoch: 0, and one more with every ``recover``.
-      processes: their indices, rising.
-      present: bool[...], of the mesh's shape: whether the device's process takes part. Give it to
-        your program as an operand where that matters, to route around lost experts, say.
-      step: what ``recover`` agreed on, 0 before.
-    """
-
-    epoch: int
-    processes: tuple[int, ...]
-    present: np.ndarray
-    step: int
 
 
 @dataclasses.dataclass
@@ -330,7 +313,7 @@ class Fabric:
             self._bootstrap,
             f"{self._name}/epoch/{epoch}",
             jax.process_index(),
-            set(self._membership.processes) - self._lost_processes() - set(rejoin),
+            set(self._membership.processes) - self.lost_processes() - set(rejoin),
             step,
             timeout_s,
             rejoin=rejoin,
@@ -348,8 +331,8 @@ class Fabric:
         present.setflags(write=False)
         return Membership(epoch, tuple(processes), present, step)
 
-    def _lost_processes(self) -> set[int]:
-        """Those that the engine has seen die."""
+    def lost_processes(self) -> set[int]:
+        """Indices of processes whose loss this one has noticed, and not recovered from."""
         return {
             context.slices[number][rank].process_index
             for context in self._moe

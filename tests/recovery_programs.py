@@ -120,6 +120,39 @@ def survive(seed: int) -> dict[str, Any]:
     return found
 
 
+# --- the same by run_steps
+
+
+def run_steps_without(seed: int, on_peer_loss: str) -> dict[str, Any]:
+    """The state is the sum of the steps' numbers: a step too few or too many shows."""
+    initialize()
+    fabric, on, inputs = open_ranks(DEADLINE_S)
+    moe = on.moe
+    operands = [on.place(each) for each in inputs.arrays()]
+    program = on.jit(lambda x, e, w: layer(moe, x, e, w, 2.0))
+    seen: list[tuple[int, int]] = []
+
+    def step(number: int, state: np.ndarray, membership: Any) -> np.ndarray:
+        if (jax.process_index(), number) == DEATHS.get(membership.epoch):
+            die_soon(seed)
+        got = jax.block_until_ready(program(*operands))
+        seen.append((number, membership.epoch))
+        expected = without(inputs, membership.present).layers(2.0)
+        on.assert_equal(got, expected, f"epoch {membership.epoch} step {number}")
+        return state + number
+
+    error = ""
+    state = np.zeros(())
+    try:
+        state = jf.run_steps(fabric, step, state, end=STEPS, on_peer_loss=on_peer_loss)
+    except (jax.errors.JaxRuntimeError, ValueError) as raised:
+        error = str(raised)
+    epoch = fabric.membership.epoch
+    fabric.close()
+    leave_in_order(others=[1, 2] if error else [2])
+    return {"state": float(state), "seen": seen, "epoch": epoch, "error": error}
+
+
 # --- survivors that have launched programs a different number of times
 
 VICTIM, AHEAD, BEHIND = 1, 0, 2

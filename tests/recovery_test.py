@@ -47,6 +47,52 @@ class RecoveryTest(parameterized.TestCase):
             for own, agreed in steps:
                 self.assertBetween(own - agreed, 0, 1)
 
+    @parameterized.parameters("mask", "raise")
+    def test_run_steps(self, on_peer_loss):
+        with (
+            mock.patch.dict(os.environ, {"XLA_FLAGS": FAST}),
+            self.assertRaises(launch.LaunchError) as caught,
+        ):
+            launch.run(
+                programs.run_steps_without,
+                3,
+                on_peer_loss,
+                processes=4,
+                timeout_s=180,
+                grace_s=120,
+                distributed=False,
+            )
+        results = caught.exception.results
+        if on_peer_loss == "raise":
+            for survivor in (0, 1, 2):
+                self.assertEqual(results[survivor].exit_code, 0, results[survivor].output)
+                found = results[survivor].value
+                self.assertRegex(found["error"], "rank 3, which is lost")
+                self.assertEqual(found["epoch"], 0)
+            return
+        for survivor in (0, 2):
+            self.assertEqual(results[survivor].exit_code, 0, results[survivor].output)
+            found = results[survivor].value
+            self.assertEqual(found["error"], "")
+            self.assertEqual(found["epoch"], 2)
+            self.assertEqual(found["state"], sum(range(programs.STEPS)))
+            numbers = [number for number, _ in found["seen"]]
+            # Each once, but for one that had to be done again in each epoch at most.
+            self.assertEqual(sorted(set(numbers)), list(range(programs.STEPS)))
+            self.assertLessEqual(len(numbers), programs.STEPS + 2)
+
+    @parameterized.named_parameters(
+        ("end", {"end": -1}, "end=-1"),
+        ("end_before_first", {"first": 3, "end": 2}, "end=2"),
+        ("policy", {"end": 1, "on_peer_loss": "ignore"}, "on_peer_loss='ignore'"),
+    )
+    def test_run_steps_refuses(self, arguments, message):
+        with (
+            jf.Fabric(jax.make_mesh((1,), ("ep",))) as fabric,
+            self.assertRaisesRegex(ValueError, message),
+        ):
+            jf.run_steps(fabric, lambda number, state, membership: state, 0, **arguments)
+
     @parameterized.parameters(1, 2)
     def test_survivors_have_launched_more_and_less(self, local_devices):
         with (

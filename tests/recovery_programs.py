@@ -147,6 +147,11 @@ def run_steps_without(seed: int, on_peer_loss: str) -> dict[str, Any]:
         state = jf.run_steps(fabric, step, state, end=STEPS, on_peer_loss=on_peer_loss)
     except (jax.errors.JaxRuntimeError, ValueError) as raised:
         error = str(raised)
+        # Whoever closes first would be another one that is lost.
+        client = jax._src.distributed.global_state.client
+        client.key_value_set(f"test/raised/{jax.process_index()}", "")
+        for process in (0, 1, 2):
+            client.blocking_key_value_get(f"test/raised/{process}", 60_000)
     epoch = fabric.membership.epoch
     fabric.close()
     leave_in_order(others=[1, 2] if error else [2])

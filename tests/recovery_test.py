@@ -18,6 +18,8 @@ from jax_fabric.bootstrap import LocalBootstrap, fabric_name, membership
 from jax_fabric.testing import launch
 
 SEEDS = (1, 2)
+# A NIC's transport notices a death by silence, after 10 s.
+TCP = {"JAX_FABRIC_DOMAIN": "efa", "JAX_FABRIC_EFA_PROVIDER": "tcp"}
 
 
 class RecoveryTest(parameterized.TestCase):
@@ -47,10 +49,10 @@ class RecoveryTest(parameterized.TestCase):
             for own, agreed in steps:
                 self.assertBetween(own - agreed, 0, 1)
 
-    @parameterized.parameters("mask", "raise")
-    def test_run_steps(self, on_peer_loss):
+    @parameterized.parameters(("mask", {}), ("raise", {}), ("mask", TCP), ("raise", TCP))
+    def test_run_steps(self, on_peer_loss, transport):
         with (
-            mock.patch.dict(os.environ, {"XLA_FLAGS": FAST}),
+            mock.patch.dict(os.environ, {"XLA_FLAGS": FAST, **transport}),
             self.assertRaises(launch.LaunchError) as caught,
         ):
             launch.run(

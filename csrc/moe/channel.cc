@@ -412,7 +412,8 @@ void Channel::OnSent(Signal& signal) {
 void Channel::PoisonSend(Error error) {
   PoisonIfPeerIsLost();  // says more
   if (pending()) {
-    error.message = fmt::format("{}: rank {} cannot send: {}", NameOfPending(), peers_.rank, error.message);
+    error.message =
+        fmt::format("{}: rank {} cannot send{}: {}", NameOfPending(), peers_.rank, NameLostTarget(), error.message);
   }
   Poison(error);
 }

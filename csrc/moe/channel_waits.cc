@@ -66,6 +66,15 @@ void Channel::PoisonIfPeerIsLost() {
   }
 }
 
+// The engine knows it by the name of its process and device.
+std::string Channel::NameLostTarget() const {
+  for (int32_t rank = 0; rank < config_.layout.shape.ranks; ++rank) {
+    if (rank == peers_.rank || config_.IsAbsent(rank) || group_->PeerStatus(peers_.peers[rank].handle)) continue;
+    return fmt::format(" to rank {}, which is lost", rank);
+  }
+  return {};
+}
+
 // A rank that stores its message itself may die before it tells us that it has: the message is here, and its immediate
 // never comes. Nobody can say whose is missing as long as another rank's message is.
 bool Channel::IsUntold() {

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import jax
 import processes_programs as programs
-from efa_programs import run_checks
 from exit_programs import open_ranks
 from failures_programs import error_of, meet
+from nic_programs import run_checks
 from processes_testing import Expected, layer, world
 from recovery_programs import initialize, leave_in_order
 

@@ -1,0 +1,171 @@
+// Writes between two processes over one provider: raw libfabric, the efa domain, and the whole engine above it take
+// turns. benchmarks/record --bench nic runs it and keeps the ratios.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "csrc/benchmarks/domain_contender.h"
+#include "csrc/benchmarks/engine_contender.h"
+#include "csrc/benchmarks/process_pair.h"
+#include "csrc/benchmarks/raw_fabric.h"
+#include "csrc/engine/domains/efa/efa_domain.h"
+
+namespace jax_fabric::benchmarks {
+namespace {
+
+constexpr char kUsage[] =
+    R"(usage: nic_benchmark --provider tcp;ofi_rxm|shm [--repetitions N] [--quick]
+
+Writes from one process to another, by raw libfabric, by the efa domain over the same provider and by the engine, in
+turn. One JSON object a line and contender: the case, and the seconds of each repetition. Progress goes to stderr.
+)";
+constexpr uint64_t kMemoryBytes = 64 << 20;
+constexpr uint64_t kPageBytes = 1024;
+constexpr uint32_t kLargeWindow = 4;
+
+struct Options {
+  std::string provider;
+  int repetitions = 9;
+  uint64_t run_bytes = 128 << 20;
+  uint64_t run_pages = 65536;
+};
+
+struct Case {
+  std::string name;
+  Batch batch;
+};
+
+EfaDomainOptions DomainOptions(const std::string& provider) {
+  EfaDomainOptions options;
+  options.provider = provider;
+  if (provider.starts_with("tcp")) options.source_address = "127.0.0.1";
+  options.peer_timeout_us = 2 * kTimeoutUs;  // it is not polled while others have their turn
+  return options;
+}
+
+ProcessPair::Maker Ends(const std::string& provider, uint32_t& share) {
+  return [&provider, &share](Role, std::span<std::byte> memory) -> Result<std::vector<std::unique_ptr<Contender>>> {
+    std::vector<std::unique_ptr<Contender>> ends;
+    JF_ASSIGN_OR_RETURN(auto raw, RawFabric::Create(provider, memory));
+    ends.push_back(std::move(raw));
+    JF_ASSIGN_OR_RETURN(auto domain, CreateEfaDomain(DomainOptions(provider)));
+    const uint32_t depth = domain->limits().max_outstanding;
+    share = depth - depth / 2;  // what the engine lets one peer take
+    ends.push_back(std::make_unique<DomainContender>(std::move(domain), memory));
+    JF_ASSIGN_OR_RETURN(auto under_engine, CreateEfaDomain(DomainOptions(provider)));
+    JF_ASSIGN_OR_RETURN(auto engine, EngineContender::Create(std::move(under_engine), memory));
+    ends.push_back(std::move(engine));
+    return ends;
+  };
+}
+
+Batch MakeBatch(uint64_t write_bytes, uint64_t count, uint32_t window, bool immediates) {
+  Batch batch;
+  batch.write_bytes = write_bytes;
+  batch.window = window;
+  batch.immediates = immediates;
+  const uint64_t places = kMemoryBytes / write_bytes;
+  for (uint64_t i = 0; i < count; ++i) batch.offsets.push_back(i % places * write_bytes);
+  return batch;
+}
+
+std::vector<Case> Cases(const Options& options, uint32_t share) {
+  std::vector<Case> cases;
+  for (const uint64_t mib : {1, 4, 16}) {
+    const uint64_t count = std::max<uint64_t>(kLargeWindow, options.run_bytes / (mib << 20));
+    cases.push_back({"writes of " + std::to_string(mib) + " MiB", MakeBatch(mib << 20, count, kLargeWindow, false)});
+  }
+  for (const bool immediates : {false, true}) {
+    const std::string name = immediates ? "pages of 1 KiB, each with an immediate" : "pages of 1 KiB";
+    cases.push_back({name, MakeBatch(kPageBytes, options.run_pages, share, immediates)});
+  }
+  return cases;
+}
+
+// Once, untimed: bytes that no other contender has left there.
+Status CheckBytes(const ProcessPair& pair, size_t contender, const Batch& batch, uint8_t seed) {
+  const auto source = pair.source();
+  for (size_t i = 0; i < source.size(); ++i) source[i] = static_cast<std::byte>(seed + i * 7 + (i >> 10));
+  JF_RETURN_IF_ERROR(pair.contenders()[contender]->Write(batch));
+  for (const uint64_t offset : batch.offsets) {
+    if (std::memcmp(source.data() + offset, pair.target().data() + offset, batch.write_bytes) != 0) {
+      return MakeError(ErrorCode::kDataLoss, "{}: other bytes at {} than were written",
+                       pair.contenders()[contender]->name(), offset);
+    }
+  }
+  return {};
+}
+
+Status RunCase(ProcessPair& pair, const Case& each, int repetitions, uint8_t& seed) {
+  const size_t count = pair.contenders().size();
+  std::vector<std::vector<double>> seconds(count);
+  for (int round = -1; round < repetitions; ++round) {
+    for (size_t i = 0; i < count; ++i) {
+      const size_t turn = (i + static_cast<size_t>(round + 1)) % count;  // nobody is always behind the same one
+      pair.Turn(turn);
+      if (round < 0) {
+        JF_RETURN_IF_ERROR(CheckBytes(pair, turn, each.batch, ++seed));
+        continue;
+      }
+      const int64_t begin_ns = SteadyClock::Get().NowNs();
+      JF_RETURN_IF_ERROR(pair.contenders()[turn]->Write(each.batch));
+      seconds[turn].push_back(static_cast<double>(SteadyClock::Get().NowNs() - begin_ns) * 1e-9);
+    }
+  }
+  for (size_t i = 0; i < count; ++i) {
+    std::printf("{\"case\": \"%s\", \"contender\": \"%s\", \"write_bytes\": %lu, \"writes\": %zu, \"window\": %u, ",
+                each.name.c_str(), pair.contenders()[i]->name().c_str(), each.batch.write_bytes,
+                each.batch.offsets.size(), each.batch.window);
+    std::printf("\"seconds\": [%.9g", seconds[i][0]);
+    for (size_t run = 1; run < seconds[i].size(); ++run) std::printf(", %.9g", seconds[i][run]);
+    std::printf("]}\n");
+  }
+  std::fflush(stdout);
+  return {};
+}
+
+Status Run(const Options& options) {
+  uint32_t share = 0;
+  JF_ASSIGN_OR_RETURN(const auto pair, ProcessPair::Start(kMemoryBytes, Ends(options.provider, share)));
+  uint8_t seed = 0;
+  for (const Case& each : Cases(options, share)) {
+    std::fprintf(stderr, "%s: %s\n", options.provider.c_str(), each.name.c_str());
+    JF_RETURN_IF_ERROR(RunCase(*pair, each, options.repetitions, seed));
+  }
+  return {};
+}
+
+int Main(int argc, char** argv) {
+  Options options;
+  for (int i = 1; i < argc; ++i) {
+    const std::string flag = argv[i];
+    if (flag == "--help") return std::printf("%s", kUsage), 0;
+    if (flag == "--quick") {
+      options.repetitions = 3;
+      options.run_bytes = 16 << 20;
+      options.run_pages = 4096;
+    } else if (flag == "--provider" && i + 1 < argc) {
+      options.provider = argv[++i];
+    } else if (flag == "--repetitions" && i + 1 < argc) {
+      options.repetitions = std::atoi(argv[++i]);
+    } else {
+      return std::fprintf(stderr, "nic_benchmark: %s: unknown, or without a value\n%s", argv[i], kUsage), 2;
+    }
+  }
+  if (options.provider.empty() || options.repetitions < 1) {
+    return std::fprintf(stderr, "nic_benchmark: a --provider, and at least 1 of --repetitions\n%s", kUsage), 2;
+  }
+  const Status status = Run(options);
+  if (!status) std::fprintf(stderr, "nic_benchmark: %s\n", status.error().message.c_str());
+  return status ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace jax_fabric::benchmarks
+
+int main(int argc, char** argv) { return jax_fabric::benchmarks::Main(argc, argv); }

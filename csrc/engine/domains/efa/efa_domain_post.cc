@@ -67,7 +67,9 @@ PostResult EfaDomain::PostPages(const PagesRequest& request, uint32_t& posted) {
     posted = result == PostResult::kPosted ? 1 : 0;
     return result;
   }
-  // The provider may keep what comes with FI_MORE until one comes without: only as many as surely fit.
+  // EFA's provider may keep what comes with FI_MORE until one comes without: only as many as surely fit. To others it
+  // says nothing, and they refuse writes in the middle of a batch all the time.
+  const bool batches = endpoint_->is_efa();
   const uint32_t room = limits_.max_outstanding - std::min(outstanding_, limits_.max_outstanding);
   const uint32_t count = std::min(request.count, room);
   uint64_t provider_key = 0;
@@ -81,10 +83,10 @@ PostResult EfaDomain::PostPages(const PagesRequest& request, uint32_t& posted) {
     go_to(posted);
     if (page.remote_address + page.length < page.remote_address)
       return posted > 0 ? PostResult::kPosted : PostWrite(page);
-    const PostResult result = PostOne(page, provider_key, posted + 1 < count);
+    const PostResult result = PostOne(page, provider_key, batches && posted + 1 < count);
     if (result == PostResult::kPosted) continue;
     if (posted == 0) return result;
-    Ping(peers_[page.peer]);  // without FI_MORE: what was kept goes
+    if (batches) Ping(peers_[page.peer]);  // without FI_MORE: what was kept goes
     return PostResult::kPosted;
   }
   return PostResult::kPosted;

@@ -40,6 +40,8 @@ class Contender {
   virtual Result<Introduction> Introduce() = 0;
   // The writer's end: until the other end, which is polled meanwhile, can be written to.
   virtual Status Connect(const Introduction& target) = 0;
+  // The target's end, before the writer connects; where the target has to know it.
+  virtual Status Accept(const Introduction&) { return {}; }
   // The writer's end: until all are there.
   virtual Status Write(const Batch& batch) = 0;
   // The target's end, over and over.

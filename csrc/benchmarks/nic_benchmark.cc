@@ -1,11 +1,14 @@
-// Writes between two processes over one provider: raw libfabric, the efa domain, and the whole engine above it take
+// Writes between two processes over one NIC's library: a raw loop, the domain, and the whole engine above it take
 // turns. benchmarks/record --bench nic runs it and keeps the ratios.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -13,23 +16,28 @@
 #include "csrc/benchmarks/engine_contender.h"
 #include "csrc/benchmarks/process_pair.h"
 #include "csrc/benchmarks/raw_fabric.h"
+#include "csrc/benchmarks/raw_verbs.h"
+#include "csrc/engine/domains/connectx/connectx_domain.h"
 #include "csrc/engine/domains/efa/efa_domain.h"
 
 namespace jax_fabric::benchmarks {
 namespace {
 
 constexpr char kUsage[] =
-    R"(usage: nic_benchmark --provider tcp;ofi_rxm|shm [--repetitions N] [--quick]
+    R"(usage: nic_benchmark --over tcp;ofi_rxm|shm|rdma [--repetitions N] [--quick]
 
-Writes from one process to another, by raw libfabric, by the efa domain over the same provider and by the engine, in
-turn. One JSON object a line and contender: the case, and the seconds of each repetition. Progress goes to stderr.
+Writes from one process to another: by a raw loop, by the domain over the same library, and by the engine, in turn. Over
+a provider of libfabric it is the efa domain; over "rdma", this machine's first and last RDMA device (scripts/soft_roce has
+two), the connectx domain. One JSON object a line and contender: the case, and the seconds of each repetition. Progress
+goes to stderr.
 )";
+constexpr char kRdma[] = "rdma";
 constexpr uint64_t kMemoryBytes = 64 << 20;
 constexpr uint64_t kPageBytes = 1024;
 constexpr uint32_t kLargeWindow = 4;
 
 struct Options {
-  std::string provider;
+  std::string over;
   int repetitions = 9;
   uint64_t run_bytes = 128 << 20;
   uint64_t run_pages = 65536;
@@ -48,20 +56,48 @@ EfaDomainOptions DomainOptions(const std::string& provider) {
   return options;
 }
 
-ProcessPair::Maker Ends(const std::string& provider, uint32_t& share) {
-  return [&provider, &share](Role, std::span<std::byte> memory) -> Result<std::vector<std::unique_ptr<Contender>>> {
-    std::vector<std::unique_ptr<Contender>> ends;
-    JF_ASSIGN_OR_RETURN(auto raw, RawFabric::Create(provider, memory));
+ConnectXDomainOptions RdmaOptions(const std::string& device) {
+  ConnectXDomainOptions options;
+  options.device = device;
+  options.peer_timeout_us = 2 * kTimeoutUs;
+  return options;
+}
+
+// The first device at the writer's end, the last one at the other.
+Result<std::string> DeviceOf(Role role) {
+  std::vector<std::string> names;
+  std::error_code none;
+  for (const auto& each : std::filesystem::directory_iterator("/sys/class/infiniband", none)) {
+    names.push_back(each.path().filename());
+  }
+  if (names.empty()) return MakeError(ErrorCode::kNotFound, "this machine has no RDMA device: scripts/soft_roce has");
+  const auto [first, last] = std::minmax_element(names.begin(), names.end());
+  return role == Role::kWriter ? *first : *last;
+}
+
+using Ends = std::vector<std::unique_ptr<Contender>>;
+
+// Every contender has endpoints of its own.
+Result<Ends> MakeEnds(const std::string& over, Role role, std::span<std::byte> memory, uint32_t& share) {
+  Ends ends;
+  std::function<Result<std::unique_ptr<Domain>>()> create = [&] { return CreateEfaDomain(DomainOptions(over)); };
+  if (over == kRdma) {
+    JF_ASSIGN_OR_RETURN(const std::string device, DeviceOf(role));
+    create = [device] { return CreateConnectXDomain(RdmaOptions(device)); };
+    JF_ASSIGN_OR_RETURN(auto raw, RawVerbs::Create(device, memory));
     ends.push_back(std::move(raw));
-    JF_ASSIGN_OR_RETURN(auto domain, CreateEfaDomain(DomainOptions(provider)));
-    const uint32_t depth = domain->limits().max_outstanding;
-    share = depth - depth / 2;  // what the engine lets one peer take
-    ends.push_back(std::make_unique<DomainContender>(std::move(domain), memory));
-    JF_ASSIGN_OR_RETURN(auto under_engine, CreateEfaDomain(DomainOptions(provider)));
-    JF_ASSIGN_OR_RETURN(auto engine, EngineContender::Create(std::move(under_engine), memory));
-    ends.push_back(std::move(engine));
-    return ends;
-  };
+  } else {
+    JF_ASSIGN_OR_RETURN(auto raw, RawFabric::Create(over, memory));
+    ends.push_back(std::move(raw));
+  }
+  JF_ASSIGN_OR_RETURN(auto domain, create());
+  const uint32_t depth = domain->limits().max_outstanding;
+  share = depth - depth / 2;  // what the engine lets one peer take
+  ends.push_back(std::make_unique<DomainContender>(std::move(domain), memory));
+  JF_ASSIGN_OR_RETURN(auto under_engine, create());
+  JF_ASSIGN_OR_RETURN(auto engine, EngineContender::Create(std::move(under_engine), memory));
+  ends.push_back(std::move(engine));
+  return ends;
 }
 
 Batch MakeBatch(uint64_t write_bytes, uint64_t count, uint32_t window, bool immediates) {
@@ -131,10 +167,11 @@ Status RunCase(ProcessPair& pair, const Case& each, int repetitions, uint8_t& se
 
 Status Run(const Options& options) {
   uint32_t share = 0;
-  JF_ASSIGN_OR_RETURN(const auto pair, ProcessPair::Start(kMemoryBytes, Ends(options.provider, share)));
+  const auto make = [&](Role role, std::span<std::byte> memory) { return MakeEnds(options.over, role, memory, share); };
+  JF_ASSIGN_OR_RETURN(const auto pair, ProcessPair::Start(kMemoryBytes, make));
   uint8_t seed = 0;
   for (const Case& each : Cases(options, share)) {
-    std::fprintf(stderr, "%s: %s\n", options.provider.c_str(), each.name.c_str());
+    std::fprintf(stderr, "%s: %s\n", options.over.c_str(), each.name.c_str());
     JF_RETURN_IF_ERROR(RunCase(*pair, each, options.repetitions, seed));
   }
   return {};
@@ -149,16 +186,16 @@ int Main(int argc, char** argv) {
       options.repetitions = 3;
       options.run_bytes = 16 << 20;
       options.run_pages = 4096;
-    } else if (flag == "--provider" && i + 1 < argc) {
-      options.provider = argv[++i];
+    } else if (flag == "--over" && i + 1 < argc) {
+      options.over = argv[++i];
     } else if (flag == "--repetitions" && i + 1 < argc) {
       options.repetitions = std::atoi(argv[++i]);
     } else {
       return std::fprintf(stderr, "nic_benchmark: %s: unknown, or without a value\n%s", argv[i], kUsage), 2;
     }
   }
-  if (options.provider.empty() || options.repetitions < 1) {
-    return std::fprintf(stderr, "nic_benchmark: a --provider, and at least 1 of --repetitions\n%s", kUsage), 2;
+  if (options.over.empty() || options.repetitions < 1) {
+    return std::fprintf(stderr, "nic_benchmark: an --over, and at least 1 of --repetitions\n%s", kUsage), 2;
   }
   const Status status = Run(options);
   if (!status) std::fprintf(stderr, "nic_benchmark: %s\n", status.error().message.c_str());

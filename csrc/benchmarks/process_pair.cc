@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -43,8 +44,24 @@ Result<Bytes> ReceiveBytes(int socket) {
   uint64_t size = 0;
   JF_RETURN_IF_ERROR(Exactly(recv(socket, &size, sizeof(size), MSG_WAITALL), sizeof(size)));
   Bytes bytes(size);
+  if (size == 0) return bytes;  // a read of nothing waits for something
   JF_RETURN_IF_ERROR(Exactly(recv(socket, bytes.data(), size, MSG_WAITALL), size));
   return bytes;
+}
+
+Status SendIntroduction(int socket, const Introduction& own) {
+  JF_RETURN_IF_ERROR(SendBytes(socket, own.address));
+  JF_RETURN_IF_ERROR(SendBytes(socket, own.memory));
+  return SendBytes(socket, std::as_bytes(std::span(&own.immediate, 1)));
+}
+
+Result<Introduction> ReceiveIntroduction(int socket) {
+  Introduction other;
+  JF_ASSIGN_OR_RETURN(other.address, ReceiveBytes(socket));
+  JF_ASSIGN_OR_RETURN(other.memory, ReceiveBytes(socket));
+  JF_ASSIGN_OR_RETURN(const Bytes immediate, ReceiveBytes(socket));
+  std::memcpy(&other.immediate, immediate.data(), std::min(immediate.size(), sizeof(other.immediate)));
+  return other;
 }
 
 }  // namespace
@@ -92,27 +109,26 @@ Status ProcessPair::RunTarget(const Maker& make, int socket) {
   JF_ASSIGN_OR_RETURN(auto contenders, make(Role::kTarget, target_));
   for (const auto& each : contenders) {
     JF_ASSIGN_OR_RETURN(const Introduction own, each->Introduce());
-    JF_RETURN_IF_ERROR(SendBytes(socket, own.address));
-    JF_RETURN_IF_ERROR(SendBytes(socket, own.memory));
-    JF_RETURN_IF_ERROR(SendBytes(socket, std::as_bytes(std::span(&own.immediate, 1))));
+    JF_RETURN_IF_ERROR(SendIntroduction(socket, own));
+    JF_ASSIGN_OR_RETURN(const Introduction writer, ReceiveIntroduction(socket));
+    JF_RETURN_IF_ERROR(each->Accept(writer));
   }
+  JF_RETURN_IF_ERROR(SendBytes(socket, {}));  // all have accepted
   for (size_t turn = 0; (turn = shared_->turn.load(std::memory_order_acquire)) != kQuit;) contenders[turn]->Poll();
   return {};
 }
 
 Status ProcessPair::Meet() {
   std::vector<Introduction> targets;
-  for (size_t i = 0; i < contenders_.size(); ++i) {
-    Introduction target;
-    JF_ASSIGN_OR_RETURN(target.address, ReceiveBytes(socket_.get()));
-    JF_ASSIGN_OR_RETURN(target.memory, ReceiveBytes(socket_.get()));
-    JF_ASSIGN_OR_RETURN(const Bytes immediate, ReceiveBytes(socket_.get()));
-    std::memcpy(&target.immediate, immediate.data(), sizeof(target.immediate));
+  for (const auto& each : contenders_) {
+    JF_ASSIGN_OR_RETURN(const Introduction own, each->Introduce());
+    JF_RETURN_IF_ERROR(SendIntroduction(socket_.get(), own));
+    JF_ASSIGN_OR_RETURN(Introduction target, ReceiveIntroduction(socket_.get()));
     targets.push_back(std::move(target));
   }
+  JF_RETURN_IF_ERROR(ReceiveBytes(socket_.get()));
   for (size_t i = 0; i < contenders_.size(); ++i) {
     Turn(i);
-    JF_RETURN_IF_ERROR(contenders_[i]->Introduce());  // registers the source
     JF_RETURN_IF_ERROR(contenders_[i]->Connect(targets[i]));
   }
   return {};

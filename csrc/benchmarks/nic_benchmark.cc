@@ -43,6 +43,12 @@ struct Options {
   uint64_t run_pages = 65536;
 };
 
+// What the domain takes.
+struct Room {
+  uint32_t share = 0;  // writes under way that the engine lets one peer have
+  uint64_t max_write_bytes = 0;
+};
+
 struct Case {
   std::string name;
   Batch batch;
@@ -78,7 +84,7 @@ Result<std::string> DeviceOf(Role role) {
 using Ends = std::vector<std::unique_ptr<Contender>>;
 
 // Every contender has endpoints of its own.
-Result<Ends> MakeEnds(const std::string& over, Role role, std::span<std::byte> memory, uint32_t& share) {
+Result<Ends> MakeEnds(const std::string& over, Role role, std::span<std::byte> memory, Room& room) {
   Ends ends;
   std::function<Result<std::unique_ptr<Domain>>()> create = [&] { return CreateEfaDomain(DomainOptions(over)); };
   if (over == kRdma) {
@@ -92,7 +98,7 @@ Result<Ends> MakeEnds(const std::string& over, Role role, std::span<std::byte> m
   }
   JF_ASSIGN_OR_RETURN(auto domain, create());
   const uint32_t depth = domain->limits().max_outstanding;
-  share = depth - depth / 2;  // what the engine lets one peer take
+  room = {depth - depth / 2, domain->limits().max_write_bytes};
   ends.push_back(std::make_unique<DomainContender>(std::move(domain), memory));
   JF_ASSIGN_OR_RETURN(auto under_engine, create());
   JF_ASSIGN_OR_RETURN(auto engine, EngineContender::Create(std::move(under_engine), memory));
@@ -110,15 +116,20 @@ Batch MakeBatch(uint64_t write_bytes, uint64_t count, uint32_t window, bool imme
   return batch;
 }
 
-std::vector<Case> Cases(const Options& options, uint32_t share) {
+std::vector<Case> Cases(const Options& options, const Room& room) {
   std::vector<Case> cases;
   for (const uint64_t mib : {1, 4, 16}) {
+    if (mib << 20 > room.max_write_bytes) {
+      std::fprintf(stderr, "%s: no writes of %lu MiB, at most %lu bytes go at once\n", options.over.c_str(), mib,
+                   room.max_write_bytes);
+      continue;
+    }
     const uint64_t count = std::max<uint64_t>(kLargeWindow, options.run_bytes / (mib << 20));
     cases.push_back({"writes of " + std::to_string(mib) + " MiB", MakeBatch(mib << 20, count, kLargeWindow, false)});
   }
   for (const bool immediates : {false, true}) {
     const std::string name = immediates ? "pages of 1 KiB, each with an immediate" : "pages of 1 KiB";
-    cases.push_back({name, MakeBatch(kPageBytes, options.run_pages, share, immediates)});
+    cases.push_back({name, MakeBatch(kPageBytes, options.run_pages, room.share, immediates)});
   }
   return cases;
 }
@@ -166,11 +177,11 @@ Status RunCase(ProcessPair& pair, const Case& each, int repetitions, uint8_t& se
 }
 
 Status Run(const Options& options) {
-  uint32_t share = 0;
-  const auto make = [&](Role role, std::span<std::byte> memory) { return MakeEnds(options.over, role, memory, share); };
+  Room room;
+  const auto make = [&](Role role, std::span<std::byte> memory) { return MakeEnds(options.over, role, memory, room); };
   JF_ASSIGN_OR_RETURN(const auto pair, ProcessPair::Start(kMemoryBytes, make));
   uint8_t seed = 0;
-  for (const Case& each : Cases(options, share)) {
+  for (const Case& each : Cases(options, room)) {
     std::fprintf(stderr, "%s: %s\n", options.over.c_str(), each.name.c_str());
     JF_RETURN_IF_ERROR(RunCase(*pair, each, options.repetitions, seed));
   }

@@ -30,6 +30,9 @@ struct Batch {
   std::vector<uint64_t> offsets;
   uint32_t window = 1;  // under way at a time
   bool immediates = false;
+  // The raw loop posts the immediate by itself, once its payload has arrived: what the efa domain has to do over
+  // ofi_rxm.
+  bool raw_immediates_apart = false;
 };
 
 class Contender {

@@ -131,6 +131,12 @@ std::vector<Case> Cases(const Options& options, const Room& room) {
     const std::string name = immediates ? "pages of 1 KiB, each with an immediate" : "pages of 1 KiB";
     cases.push_back({name, MakeBatch(kPageBytes, options.run_pages, room.share, immediates)});
   }
+  if (options.over.find("ofi_rxm") != std::string::npos) {
+    Case apart = cases.back();
+    apart.name += " (of the raw loop, too, when the page has arrived)";
+    apart.batch.raw_immediates_apart = true;
+    cases.push_back(std::move(apart));
+  }
   return cases;
 }
 

@@ -7,11 +7,13 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <utility>
 
 namespace jax_fabric::benchmarks {
 namespace {
 
 constexpr size_t kReceiveEntries = 8192;
+constexpr uint64_t kFlags = FI_COMPLETION | FI_DELIVERY_COMPLETE;
 constexpr uint64_t kKey = 1;  // of providers that let us choose
 
 Status Check(const char* step, int64_t error) {
@@ -74,8 +76,8 @@ Status RawFabric::Open(const std::string& provider) {
   JF_RETURN_IF_ERROR(Check("fi_ep_bind", fi_ep_bind(endpoint_, &send_queue_->fid, FI_TRANSMIT)));
   JF_RETURN_IF_ERROR(Check("fi_ep_bind", fi_ep_bind(endpoint_, &receive_queue_->fid, FI_RECV)));
   JF_RETURN_IF_ERROR(Check("fi_enable", fi_enable(endpoint_)));
-  contexts_.resize(info_->tx_attr->size);
-  for (fi_context2& each : contexts_) free_.push_back(&each);
+  operations_.resize(info_->tx_attr->size);
+  for (Operation& each : operations_) free_.push_back(&each);
   return Check("fi_mr_reg", fi_mr_reg(domain_, memory_.data(), memory_.size(), FI_WRITE | FI_REMOTE_WRITE, 0, kKey, 0,
                                       &region_, nullptr));
 }
@@ -102,30 +104,51 @@ Status RawFabric::Connect(const Introduction& target) {
 }
 
 Status RawFabric::Write(const Batch& batch) {
-  void* descriptor = fi_mr_desc(region_);
-  iovec local{nullptr, batch.write_bytes};
-  fi_rma_iov remote{0, batch.write_bytes, remote_.key};
-  fi_msg_rma message{&local, &descriptor, 1, target_, &remote, 1, nullptr, 0};
-  const uint64_t flags =
-      FI_COMPLETION | FI_DELIVERY_COMPLETE | (batch.immediates ? uint64_t{FI_REMOTE_CQ_DATA} : uint64_t{0});
   const size_t count = batch.offsets.size();
   ProgressGuard guard;
   size_t posted = 0;
   for (size_t done = 0; done < count;) {
-    const size_t end = std::min({count, done + batch.window, posted + free_.size()});
-    for (; posted < end; ++posted) {
-      local.iov_base = memory_.data() + batch.offsets[posted];
-      remote.addr = remote_.address + batch.offsets[posted];
-      message.context = free_.back();
-      const auto error = fi_writemsg(endpoint_, &message, flags | (posted + 1 < end ? uint64_t{FI_MORE} : uint64_t{0}));
-      if (error == -FI_EAGAIN) break;
-      JF_RETURN_IF_ERROR(Check("fi_writemsg", error));
-      free_.pop_back();
-    }
+    JF_RETURN_IF_ERROR(PostWrites(batch, posted, std::min({count, done + batch.window, posted + free_.size()})));
+    if (!arrived_.empty()) JF_RETURN_IF_ERROR(PostImmediates());
     JF_ASSIGN_OR_RETURN(const size_t read, Read());
     if (read == 0) JF_RETURN_IF_ERROR(guard.Idle("raw libfabric"));
     if (read > 0) guard.Moved();
     done += read;
+  }
+  return {};
+}
+
+Status RawFabric::PostWrites(const Batch& batch, size_t& posted, size_t end) {
+  void* descriptor = fi_mr_desc(region_);
+  iovec local{nullptr, batch.write_bytes};
+  fi_rma_iov remote{0, batch.write_bytes, remote_.key};
+  fi_msg_rma message{&local, &descriptor, 1, target_, &remote, 1, nullptr, 0};
+  const bool together = batch.immediates && !batch.raw_immediates_apart;
+  const uint64_t flags = kFlags | (together ? uint64_t{FI_REMOTE_CQ_DATA} : uint64_t{0});
+  for (; posted < end; ++posted) {
+    local.iov_base = memory_.data() + batch.offsets[posted];
+    remote.addr = remote_.address + batch.offsets[posted];
+    Operation* operation = free_.back();
+    operation->immediate_follows = batch.raw_immediates_apart;
+    message.context = operation;
+    const auto error = fi_writemsg(endpoint_, &message, flags | (posted + 1 < end ? uint64_t{FI_MORE} : uint64_t{0}));
+    if (error == -FI_EAGAIN) return {};
+    JF_RETURN_IF_ERROR(Check("fi_writemsg", error));
+    free_.pop_back();
+  }
+  return {};
+}
+
+Status RawFabric::PostImmediates() {
+  void* descriptor = fi_mr_desc(region_);
+  iovec local{memory_.data(), 0};
+  fi_rma_iov remote{remote_.address, 0, remote_.key};
+  fi_msg_rma message{&local, &descriptor, 1, target_, &remote, 1, nullptr, 0};
+  for (; !arrived_.empty(); arrived_.pop_back()) {
+    message.context = arrived_.back();
+    const auto error = fi_writemsg(endpoint_, &message, kFlags | FI_REMOTE_CQ_DATA);
+    if (error == -FI_EAGAIN) return {};
+    JF_RETURN_IF_ERROR(Check("fi_writemsg", error));
   }
   return {};
 }
@@ -135,10 +158,14 @@ Result<size_t> RawFabric::Read() {
   const auto read = fi_cq_read(send_queue_, entries.data(), entries.size());
   if (read == -FI_EAGAIN) return size_t{0};
   if (read < 0) return MakeError(ErrorCode::kInternal, "fi_cq_read: {}", fi_strerror(static_cast<int>(-read)));
+  size_t done = 0;
   for (size_t i = 0; i < static_cast<size_t>(read); ++i) {
-    free_.push_back(static_cast<fi_context2*>(entries[i].op_context));
+    auto* operation = static_cast<Operation*>(entries[i].op_context);
+    const bool follows = std::exchange(operation->immediate_follows, false);
+    (follows ? arrived_ : free_).push_back(operation);
+    done += follows ? 0 : 1;
   }
-  return static_cast<size_t>(read);
+  return done;
 }
 
 void RawFabric::Poll() {

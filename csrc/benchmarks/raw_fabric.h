@@ -36,6 +36,13 @@ class RawFabric final : public Contender {
 
   explicit RawFabric(std::span<std::byte> memory) : memory_(memory) {}
   Status Open(const std::string& provider);
+  struct Operation {
+    fi_context2 provider = {};
+    bool immediate_follows = false;
+  };
+  Status PostWrites(const Batch& batch, size_t& posted, size_t end);
+  // The immediates of payloads that have arrived.
+  Status PostImmediates();
   // How many have completed.
   Result<size_t> Read();
 
@@ -50,8 +57,9 @@ class RawFabric final : public Contender {
   fid_mr* region_ = nullptr;
   fi_addr_t target_ = FI_ADDR_NOTAVAIL;
   Remote remote_;
-  std::vector<fi_context2> contexts_;
-  std::vector<fi_context2*> free_;
+  std::vector<Operation> operations_;
+  std::vector<Operation*> free_;
+  std::vector<Operation*> arrived_;
 };
 
 }  // namespace jax_fabric::benchmarks

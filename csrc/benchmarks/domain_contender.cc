@@ -1,7 +1,6 @@
 #include "csrc/benchmarks/domain_contender.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 
 namespace jax_fabric::benchmarks {
@@ -70,11 +69,10 @@ Result<uint32_t> DomainContender::Post(const Batch& batch, size_t first, size_t 
 }
 
 Result<size_t> DomainContender::PollWrites() {
-  std::array<Completion, kCompletionsPerPoll> completions;
-  const size_t count = domain_->Poll(completions);
+  const size_t count = domain_->Poll(completions_);
   size_t writes = 0;
   for (size_t i = 0; i < count; ++i) {
-    const Completion& each = completions[i];
+    const Completion& each = completions_[i];
     if (each.kind == CompletionKind::kPeerFault || each.code != ErrorCode::kOk) {
       return MakeError(ErrorCode::kUnavailable, "{}: {}", domain_->name(), domain_->last_error());
     }
@@ -83,9 +81,6 @@ Result<size_t> DomainContender::PollWrites() {
   return writes;
 }
 
-void DomainContender::Poll() {
-  std::array<Completion, kCompletionsPerPoll> completions;
-  domain_->Poll(completions);
-}
+void DomainContender::Poll() { domain_->Poll(completions_); }
 
 }  // namespace jax_fabric::benchmarks

@@ -2,6 +2,7 @@
 #ifndef JAX_FABRIC_BENCHMARKS_DOMAIN_CONTENDER_H_
 #define JAX_FABRIC_BENCHMARKS_DOMAIN_CONTENDER_H_
 
+#include <array>
 #include <memory>
 #include <span>
 #include <string>
@@ -32,6 +33,7 @@ class DomainContender final : public Contender {
   MemoryRegion region_;
   MemoryRegion target_;
   PeerId peer_ = 0;
+  std::array<Completion, kCompletionsPerPoll> completions_;
 };
 
 }  // namespace jax_fabric::benchmarks

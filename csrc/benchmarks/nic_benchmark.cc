@@ -40,7 +40,7 @@ struct Options {
   std::string over;
   int repetitions = 9;
   uint64_t run_bytes = 128 << 20;
-  uint64_t run_pages = 65536;
+  uint64_t run_pages = 32768;
 };
 
 // What the domain takes.

@@ -10,6 +10,7 @@ namespace {
 
 constexpr size_t kBatch = 32;
 constexpr uint32_t kPollsPerHousekeeping = 16;
+constexpr uint32_t kPollsPerIdleSendQueue = 8;  // control messages are there when no write and no message is
 
 // What a connection's end looks like, and in software providers also a refused write: they end the connection for it.
 bool MayBeDeath(int error) {
@@ -57,7 +58,10 @@ ErrorCode CodeOf(const fi_cq_err_entry& error, bool is_efa) {
 size_t EfaDomain::Poll(std::span<Completion> completions) {
   size_t count = TakeReports(completions);
   if (broken_.empty()) {
-    count += ReadSendQueue(completions.subspan(count));
+    // Either queue moves everything on, and takes the provider's locks for it, which those who write to here wait for.
+    if (operations_.in_use() > 0 || polls_ % kPollsPerIdleSendQueue == 0) {
+      count += ReadSendQueue(completions.subspan(count));
+    }
     if (!immediates_.empty()) PostImmediates();
     count += ReadReceiveQueue(completions.subspan(count));
   }

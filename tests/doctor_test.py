@@ -5,6 +5,7 @@ import ctypes.util
 import io
 import json
 import os
+import signal
 import tempfile
 from pathlib import Path
 from unittest import mock
@@ -244,6 +245,15 @@ class ArgumentsTest(DoctorTest):
 
 
 class ThisMachineTest(DoctorTest):
+    def test_ctrl_c_stays_pythons(self):
+        examine(fixtures.hgx_connectx(self.folder(), roce=True).root)
+        caught = next(
+            int(line.split()[1], 16)
+            for line in Path("/proc/self/status").read_text().splitlines()
+            if line.startswith("SigCgt:")
+        )
+        self.assertFalse(caught & 1 << (signal.SIGTERM - 1), hex(caught))
+
     def test_for_real(self):
         """Whatever this machine has: transfers through memory work, and TCP where libfabric is."""
         file = Path(self.folder(), "doctor.json")

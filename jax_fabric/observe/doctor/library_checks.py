@@ -92,9 +92,28 @@ def _version_of_file(library: str) -> str:
     return f"rdma-core {version[1]}" if version else name
 
 
+def _open_libfabric() -> ctypes.CDLL:
+    """Opens it so that Ctrl-C stays Python's: the PSM libraries that Debian's brings would take it.
+
+    Raises:
+      OSError: it is not there.
+    """
+    quiet = {"IPATH_NO_BACKTRACE": "1", "HFI_NO_BACKTRACE": "1"}
+    before = {name: os.environ.get(name) for name in quiet}
+    os.environ.update(quiet)
+    try:
+        return ctypes.CDLL("libfabric.so.1")
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
 def _libfabric(needed: bool) -> Iterator[Finding]:
     try:
-        library = ctypes.CDLL("libfabric.so.1")
+        library = _open_libfabric()
     except OSError:
         yield Finding(
             "libfabric",

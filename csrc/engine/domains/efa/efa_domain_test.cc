@@ -3,6 +3,7 @@
 #include "csrc/engine/domains/efa/efa_domain.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
 
 #include <algorithm>
 #include <vector>
@@ -36,6 +37,16 @@ TEST(EfaDomain, AMissingProviderSaysWhatWasFound) {
   ASSERT_FALSE(domain.has_value());
   EXPECT_NE(domain.error().message.find("no_such_provider"), std::string::npos) << domain.error().message;
   EXPECT_NE(domain.error().message.find("tcp"), std::string::npos) << domain.error().message;
+}
+
+// libfabric's providers may bring libraries that take them, to end the process with a backtrace.
+TEST(EfaDomain, CtrlCAndTheOtherSignalsStayThePrograms) {
+  ASSERT_TRUE(CreateEfaDomain(Tcp()).has_value());
+  for (const int number : {SIGINT, SIGTERM, SIGABRT, SIGSEGV, SIGBUS, SIGILL, SIGFPE}) {
+    struct sigaction action;
+    ASSERT_EQ(sigaction(number, nullptr, &action), 0);
+    EXPECT_TRUE(action.sa_handler == SIG_DFL || action.sa_handler == SIG_IGN) << number;
+  }
 }
 
 TEST(EfaDomain, OptionsThatCannotWorkAreNamed) {

@@ -8,6 +8,8 @@
 #include <mutex>
 #include <vector>
 
+#include "csrc/base/saved_signal_actions.h"
+
 namespace jax_fabric::efa {
 namespace {
 
@@ -17,6 +19,7 @@ Result<std::unique_ptr<Libfabric>> Open(const std::string& library) {
     names = {"libfabric.so.1", "/opt/amazon/efa/lib/libfabric.so.1", "/opt/amazon/efa/lib64/libfabric.so.1"};
   }
   std::string reasons;
+  const SavedSignalActions signals;
   for (const std::string& name : names) {
     void* handle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (handle == nullptr) {

@@ -9,6 +9,7 @@ from typing import Literal, TypeVar
 import jax
 
 from jax_fabric.arguments import instance, integer
+from jax_fabric.errors import InvalidArgument
 from jax_fabric.fabric import Fabric
 from jax_fabric.membership import Membership
 
@@ -52,13 +53,15 @@ def run_steps(
     Raises:
       InvalidArgument: an argument is wrong.
       Exception: what ``step`` raises, but for what follows from a lost process with "mask".
-      RuntimeError: ranks on GPUs had an error: it is raised after the step, not by it.
+      RuntimeError: ranks on GPUs had an error: it is raised after the step, not by it. Or, with
+        "mask", processes are more than a step apart.
+      TimeoutError: with "mask", another process was lost while the others agreed.
     """
     instance("fabric", fabric, Fabric)
     integer("first", first, most=2**31 - 1)
     integer("end", end, least=first, most=2**31 - 1)
     if on_peer_loss not in ("raise", "mask"):
-        raise ValueError(f"on_peer_loss={on_peer_loss!r}: must be 'raise' or 'mask'")
+        raise InvalidArgument(f"on_peer_loss={on_peer_loss!r}: must be 'raise' or 'mask'")
     number, before = first, state
     while number < end:
         try:
@@ -67,8 +70,14 @@ def run_steps(
         except Exception:
             if on_peer_loss == "raise" or not _has_lost(fabric):
                 raise
-            if fabric.recover(step=number).step < number:
-                number, state = number - 1, before
+            agreed = fabric.recover(step=number).step
+            if agreed < max(first, number - 1):
+                raise RuntimeError(
+                    f"another process is at step {agreed} and this one at {number}, first={first}: "
+                    "steps need an exchange among all ranks, and first has to be the same for all"
+                ) from None
+            if agreed < number:
+                number, state = agreed, before
             continue
         number, before, state = number + 1, state, after
     return state

@@ -27,6 +27,7 @@ CXX_SUFFIXES = (".cc", ".h", ".cu", ".cuh")
 
 # A step that hangs must not cost the report of all others.
 STEP_TIMEOUT_S = 40 * 60
+SOAK_STEP_TIMEOUT_S = 3 * 3600
 _PYTEST_PROCESSES = 4
 
 
@@ -77,7 +78,7 @@ class Result:
     count: Count
 
 
-def run_command(step: Step) -> int:
+def run_command(step: Step, timeout_s: float) -> int:
     """Runs a step's command to its end or its time limit, and returns its exit code."""
     command = [str(word) for word in step.command]
     try:
@@ -92,9 +93,9 @@ def run_command(step: Step) -> int:
         print(f"cannot run {command[0]}: {error}", flush=True)
         return 127
     try:
-        return process.wait(STEP_TIMEOUT_S)
+        return process.wait(timeout_s)
     except subprocess.TimeoutExpired:
-        print(f"stopped: not done after {STEP_TIMEOUT_S} s", flush=True)
+        print(f"stopped: not done after {timeout_s} s", flush=True)
         return 124
     finally:
         if process.poll() is None:
@@ -102,11 +103,11 @@ def run_command(step: Step) -> int:
             process.wait()
 
 
-def run_step(part: str, step: Step) -> Result:
+def run_step(part: str, step: Step, timeout_s: float) -> Result:
     """Runs a step and counts its test cases; a failed step counts as one failed case at least."""
     print(f"\n=== {part}: {step.name}", flush=True)
     begin = time.monotonic()
-    code = run_command(step)
+    code = run_command(step, timeout_s)
     count = Count()
     if step.report is not None and step.count is not None and step.report.exists():
         try:
@@ -140,6 +141,11 @@ class Context:
         env = {"JAX_FABRIC_SOAK": "1"} if self.soak else {}
         return env | ({"JAX_FABRIC_SEEDS": self.seeds} if self.seeds else {})
 
+    @property
+    def step_timeout_s(self) -> int:
+        """How long a step may take."""
+        return SOAK_STEP_TIMEOUT_S if self.soak else STEP_TIMEOUT_S
+
 
 def bazel() -> str:
     """Returns the bazel to run."""
@@ -156,7 +162,7 @@ def bazel_test(context: Context, name: str, *options: str, cwd: Path = ROOT) -> 
     events = context.scratch / f"{name.replace(' ', '_')}.json"
     test_env = [f"--test_env={k}={v}" for k, v in context.test_env.items()]
     if context.test_env:
-        test_env.append(f"--test_timeout={STEP_TIMEOUT_S - 60}")
+        test_env.append(f"--test_timeout={context.step_timeout_s - 60}")
     return Step(
         name,
         [
@@ -393,7 +399,7 @@ def test(args: argparse.Namespace) -> int:
         context = Context(Path(scratch), args.soak, args.seeds)
         for name in chosen:
             for step in PARTS[name](context):
-                results.append(run_step(name, step))
+                results.append(run_step(name, step, context.step_timeout_s))
                 if step.essential and not results[-1].ok:
                     break
         # Never leave a server behind: CI waits for what a run has started.

@@ -134,7 +134,6 @@ class ExploredRun {
     for (size_t i = 0; i < held.size(); ++i) {
       EventOf(held[i], i);
       waiting.emplace(held[i].write, held[i].completion);
-      immediates_[held[i].write] = held[i].immediate.value_or(~0u);
     }
     std::map<std::tuple<uint32_t, uint32_t, uint64_t>, std::string> writes;
     for (const auto& [write, number] : numbers_) {
@@ -175,6 +174,7 @@ class ExploredRun {
     auto [known, is_new] = numbers_.try_emplace(held.write, 0);
     if (is_new) known->second = counts_[{held.source, held.target}]++;
     pairs_[held.write] = {held.source, held.target};
+    if (!held.completion) immediates_[held.write] = held.immediate.value_or(~0u);
     Event event;
     event.kind = held.completion ? Event::Kind::kCompletion : Event::Kind::kArrival;
     event.rank = held.source;

@@ -95,6 +95,8 @@ def watch_programs(
     engine: TransferEngine,
     initial: int,
     callback: Callable[[int, int], None],
+    native_function: int,
+    native_context: int,
     handle: int,
     ordinal: int,
     cuda_device: int | None,
@@ -246,7 +248,13 @@ class TransferEngine:
         nics: Sequence[str],
         cpus: Sequence[int],
     ) -> DomainGroup: ...
-    def watch(self, initial: int, callback: Callable[[int, int], None]) -> Watcher: ...
+    def watch(
+        self,
+        initial: int,
+        callback: Callable[[int, int], None],
+        native_function: int,
+        native_context: int,
+    ) -> Watcher: ...
     def close(self, timeout_us: int) -> None: ...
 
 class ModelTimes:

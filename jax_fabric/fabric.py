@@ -24,6 +24,7 @@ from jax_fabric.bootstrap import (
     membership,
 )
 from jax_fabric.bootstrap.handles import Handles
+from jax_fabric.engine.native_callback import NativeCallback
 from jax_fabric.engine.transfer_engine import TransferEngine
 from jax_fabric.membership import Membership
 from jax_fabric.places import choose_places
@@ -340,7 +341,9 @@ class Fabric:
             for rank in native.lost_ranks()
         }
 
-    def watcher(self, callback: Callable[[int, int], None], *, initial: int = 0) -> ProgramWatcher:
+    def watcher(
+        self, callback: Callable[[int, int], None] | NativeCallback, *, initial: int = 0
+    ) -> ProgramWatcher:
         """Watches what programs on the fabric's devices say by ``jax_fabric.bump``; collective.
 
         All processes make the same watchers and expert-parallel contexts, in the same order.
@@ -348,8 +351,9 @@ class Fabric:
         Args:
           callback: ``callback(old, new)`` when the word of a local device has changed; values in
             between may be skipped. It runs on a thread for all watchers of the fabric, up to 50 us
-            after the store if that has been idle; what it raises goes to ``sys.unraisablehook``.
-            It must not close the fabric.
+            after the store if nothing has happened for a second or other threads want the core;
+            what it raises goes to ``sys.unraisablehook``. It must not close the fabric. A
+            ``NativeCallback`` runs there without the GIL.
           initial: value of the words.
 
         Raises:

@@ -19,7 +19,7 @@ _EXPLANATION = """\
 Kernel times: from the beginning of the first block to the end of the last one by the device's
 global timer, inside a CUDA graph that empties the caches before each run, another routing in every
 run (`csrc/kernels/cuda/kernels_benchmark.cc`); the copy kernel is measured the same way; `by
-events` includes the launch. Between device and host: `csrc/kernels/cuda/signals_benchmark.cc`
+events` includes the launch. Between device and host: `csrc/moe/cuda/signals_benchmark.cc`
 and `csrc/moe/cuda/proxy_benchmark.cc`, by the host's clock; floors are those of kernels that do
 nothing but to post a number or to wait for one, in the same run. All ranks on one GPU: processes
 that share it by MPS, scans of dispatch + combine by the host's clock; beside them one process that

@@ -235,6 +235,7 @@ _CUDA_COMPILER = [
 CUDA_PROGRAMS = (
     "//csrc/kernels/cuda:gpu_programs",
     "//csrc/moe/cuda:proxy_benchmark",
+    "//csrc/moe/cuda:signals_benchmark",
     "//csrc/engine/domains/nic:cuda_memory_test",
 )
 

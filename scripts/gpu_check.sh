@@ -24,8 +24,8 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 
 BIN=.gpu
-TARGETS=(csrc/kernels/cuda/{moe_kernels_test,rounds_test,adjoint_test,exchange_test,kernels_benchmark,signals_benchmark}
-         csrc/moe/cuda/proxy_benchmark csrc/engine/domains/nic/cuda_memory_test)
+TARGETS=(csrc/kernels/cuda/{moe_kernels_test,rounds_test,adjoint_test,exchange_test,kernels_benchmark}
+         csrc/moe/cuda/{proxy_benchmark,signals_benchmark} csrc/engine/domains/nic/cuda_memory_test)
 part="" out="" build=0 merge="" name="" python="" gpus=1
 usage() { sed -n '2,26s/^# \{0,1\}//p' "$0"; }
 while [[ $# -gt 0 ]]; do

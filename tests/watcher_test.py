@@ -1,5 +1,7 @@
 """Programs that bump watchers: what the host hears, and that nothing else changes."""
 
+import ctypes
+import sys
 import threading
 import time
 
@@ -283,6 +285,52 @@ class WatcherOfManyDevicesTest(absltest.TestCase):
         fabric.close()
         self.assertLess(time.monotonic() - begin, 5)
         self.assertTrue(go_on.is_set())
+
+
+class NativeCallbackTest(parameterized.TestCase):
+    # A function of C with three words: memcpy(old_value, new_value, context). What it copies says
+    # that it was called with all of them.
+    @parameterized.named_parameters(("function", True), ("address", False))
+    def test_runs_without_the_gil(self, as_function):
+        source, target = np.arange(8, dtype=np.uint64), np.zeros(8, np.uint64)
+        memcpy = ctypes.CDLL(None).memcpy
+        address = ctypes.cast(memcpy, ctypes.c_void_p).value
+        callback = jf.NativeCallback(memcpy if as_function else address, context=source.nbytes)
+        with (
+            jf.Fabric(mesh_of(1)) as fabric,
+            fabric.watcher(callback, initial=target.ctypes.data) as watcher,
+        ):
+            program = jax.jit(lambda x: jf.bump(watcher, source.ctypes.data, x))
+            x = jnp.zeros(3)
+            compiled = program.lower(x).compile()
+            interval = sys.getswitchinterval()
+            sys.setswitchinterval(1e6)  # the GIL stays here
+            try:
+                compiled(x)
+                deadline = time.monotonic() + WAIT_S
+                while target[7] != 7 and time.monotonic() < deadline:
+                    pass
+            finally:
+                sys.setswitchinterval(interval)
+        np.testing.assert_array_equal(target, source)
+
+    def test_calls_from_python(self):
+        found = []
+        kind = ctypes.CFUNCTYPE(None, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_void_p)
+        callback = jf.NativeCallback(kind(lambda *words: found.append(words)), context=3)
+        callback(1, 2**64 - 1)
+        self.assertEqual(found, [(1, 2**64 - 1, 3)])
+
+    @parameterized.parameters(
+        ({"function": 0}, "function=0"),
+        ({"function": "memcpy"}, "function='memcpy'"),
+        ({"function": print}, "function=<built-in"),
+        ({"function": ctypes.CFUNCTYPE(None)()}, "null pointer"),
+        ({"function": 1, "context": -1}, "context=-1"),
+    )
+    def test_refuses(self, arguments, words):
+        with self.assertRaisesRegex(InvalidArgument, words):
+            jf.NativeCallback(**arguments)
 
 
 if __name__ == "__main__":

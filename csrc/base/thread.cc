@@ -31,15 +31,4 @@ Result<std::thread> StartThread(const std::string& name, std::function<void()> r
   return thread;
 }
 
-Status PinThread(std::thread& thread, int cpu) {
-  cpu_set_t cpus;
-  CPU_ZERO(&cpus);
-  const bool possible = cpu >= 0 && cpu < CPU_SETSIZE;
-  if (possible) CPU_SET(cpu, &cpus);
-  const int result = possible ? pthread_setaffinity_np(thread.native_handle(), sizeof cpus, &cpus) : EINVAL;
-  if (result == 0) return {};
-  return MakeError(ErrorCode::kInvalidArgument, "cannot pin a thread to core {}: {}; is it among the process's cores?",
-                   cpu, std::strerror(result));
-}
-
 }  // namespace jax_fabric

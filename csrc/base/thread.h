@@ -13,8 +13,6 @@ namespace jax_fabric {
 // Signals are blocked in it: they belong to the program's own threads (Ctrl-C to Python's main thread).
 Result<std::thread> StartThread(const std::string& name, std::function<void()> run);
 
-Status PinThread(std::thread& thread, int cpu);
-
 }  // namespace jax_fabric
 
 #endif  // JAX_FABRIC_BASE_THREAD_H_

@@ -67,7 +67,7 @@ class Scatter {
       entries.push_back(entry);
     }
     JF_ASSIGN_OR_RETURN(scatter_, group->PrepareScatter(entries));
-    domain_->ExpectBurst(1);
+    domain_->AnswerBursts({1, 1});
     return {};
   }
   ~Scatter() {

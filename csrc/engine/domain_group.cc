@@ -217,6 +217,12 @@ void DomainGroup::CancelExpectation(uint32_t immediate) {
   if (request != nullptr) driver_->Submit(request);
 }
 
+std::unique_ptr<Poller> DomainGroup::AddPoller(std::function<bool()> poll, PollerSet::Urgency urgency) {
+  auto poller = driver_->pollers().Add(std::move(poll), urgency);
+  driver_->WakeWorker();
+  return poller;
+}
+
 uint64_t DomainGroup::stray_immediates() const { return driver_->imm_counter().strays(); }
 
 Result<uint64_t> DomainGroup::WriteImmediates(PeerHandle handle, uint64_t max_length) const {

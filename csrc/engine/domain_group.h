@@ -6,6 +6,7 @@
 #define JAX_FABRIC_ENGINE_DOMAIN_GROUP_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -18,6 +19,7 @@
 #include "csrc/engine/domain.h"
 #include "csrc/engine/group_options.h"
 #include "csrc/engine/memory.h"
+#include "csrc/engine/poller_set.h"
 #include "csrc/engine/requests.h"
 #include "csrc/engine/scatter.h"
 #include "csrc/engine/transfer.h"
@@ -89,6 +91,11 @@ class DomainGroup {
   // How many immediates a Write or a scatter entry of at most `max_length` bytes brings; the same on both sides.
   Result<uint64_t> WriteImmediates(PeerHandle peer, uint64_t max_length) const;
   Result<uint64_t> ScatterImmediates(PeerHandle peer, uint64_t max_length) const;
+
+  // --- pollers: what the worker of this group looks at in each of its steps, where no descriptor says that there is
+  // something to do: words that a device stores, say. They may use this group, and may not wait. To be dropped before
+  // the engine; `poll` and how often as of PollerSet::Add.
+  std::unique_ptr<Poller> AddPoller(std::function<bool()> poll, PollerSet::Urgency urgency);
 
   // --- grants: leave to write, that can be taken back with proof that nothing lands any more. Both sides have to
   // receive messages. What writers do without a grant is not held back.

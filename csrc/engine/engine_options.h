@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <vector>
 
 #include "csrc/base/clock.h"
 #include "csrc/base/config.h"
@@ -22,8 +21,6 @@ struct EngineOptions {
   IdlePolicy idle = {};
   // Groups are spread over the workers. 0: as many as there are groups, at most half of the cores, at least 1.
   uint32_t workers = 0;
-  // The core of worker i, where the list is that long and the entry is not negative.
-  std::vector<int> worker_cores = {};
   // Of the fabric. With it, peers and messages are authenticated; without, anybody who reaches the engine is believed.
   std::shared_ptr<const FabricKey> key = {};
   // Where users' callbacks run; outlives the engine. Null: a thread of the engine's, or inline without threads.

@@ -74,7 +74,9 @@ void GroupDriver::Detach() {
 }
 
 bool GroupDriver::Step(int64_t now_ns) {
-  bool busy = TakeRequests();
+  // First: what they submit goes in this step.
+  bool busy = pollers_.Poll();
+  busy |= TakeRequests();
   busy |= ProgressLanes();
   busy |= PollCompletions();
   if (connecting_ != nullptr) busy |= PollConnecting();

@@ -23,6 +23,7 @@
 #include "csrc/engine/imm_counter.h"
 #include "csrc/engine/operation.h"
 #include "csrc/engine/peer.h"
+#include "csrc/engine/poller_set.h"
 #include "csrc/engine/wait_hub.h"
 #include "csrc/engine/waker.h"
 
@@ -58,6 +59,9 @@ class GroupDriver {
   ImmCounter& imm_counter() { return imm_counter_; }
   WaitHub& hub() { return hub_; }
   AbandonedOperations& abandoned() { return abandoned_; }
+  // What the worker looks at in each step. Whoever adds something calls WakeWorker.
+  PollerSet& pollers() { return pollers_; }
+  void WakeWorker() { waker_.WakeIfSleeping(); }
   // Everything ends with kCancelled, at once or when what is in flight has completed, at the latest at `deadline`.
   void RequestClose(Deadline deadline);
   // Closed, and nothing is in flight any more.
@@ -118,6 +122,7 @@ class GroupDriver {
   WaitHub& hub_;
   ImmCounter imm_counter_;
   MpscQueue<DriverRequest> queue_;
+  PollerSet pollers_;
 
   // Worker only.
   DriverRequest* taken_ = nullptr;  // from the queue, not started yet

@@ -158,5 +158,32 @@ TEST_F(LocalEngineTest, WritePagesBarrierSendReceive) {
   Await(sent, 100);
 }
 
+// The worker sleeps when nothing happens, and nothing wakes it when a word changes.
+TEST_F(LocalEngineTest, PollersOfAGroupAreCalledOnItsWorkerAlsoWhenItSleeps) {
+  for (const auto urgency : {PollerSet::Urgency::kRelaxed, PollerSet::Urgency::kUrgent}) {
+    std::atomic<uint64_t> word{0}, seen{0};
+    std::atomic<bool> on_worker{true};
+    auto poller = a_.group->AddPoller(
+        [&] {
+          on_worker = on_worker && Waker::OnWorker();
+          // Acquire, with the store below.
+          return seen.exchange(word.load(std::memory_order_acquire)) != word;
+        },
+        urgency);
+    for (uint64_t value = 1; value <= 5; ++value) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));  // longer than the worker stays awake
+      word.store(value, std::memory_order_release);
+      const Deadline deadline = In(20'000);
+      while (seen < value && !deadline.Passed(SteadyClock::Get())) std::this_thread::yield();
+      ASSERT_EQ(seen, value);
+    }
+    poller.reset();
+    word = 6;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    EXPECT_EQ(seen, 5u);
+    EXPECT_TRUE(on_worker);
+  }
+}
+
 }  // namespace
 }  // namespace jax_fabric

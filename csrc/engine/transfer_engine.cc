@@ -7,6 +7,7 @@
 #include "csrc/base/log.h"
 #include "csrc/base/random_bytes.h"
 #include "csrc/engine/group_driver.h"
+#include "csrc/engine/idle_backoff.h"
 
 namespace jax_fabric {
 namespace {
@@ -14,6 +15,8 @@ namespace {
 constexpr int64_t kDestructorTimeoutUs = 5'000'000;
 // A thread that has nothing to do stops within this, even when the deadline has been used up by something else.
 constexpr int64_t kLeastStopUs = 100'000;
+// How long after a word has changed its next change is waited for without a pause, where nobody else wants the core.
+constexpr int64_t kWatchYieldUs = 1'000'000;
 
 uint32_t MaxWorkers(const EngineOptions& options) {
   return options.workers != 0 ? options.workers : std::max(1u, std::thread::hardware_concurrency() / 2);
@@ -73,8 +76,7 @@ Result<Worker*> TransferEngine::WorkerForNextGroup() {
   const size_t index = workers_.size();
   auto worker = std::make_unique<Worker>(clock(), options_.idle);
   if (options_.threads) {
-    const int core = index < options_.worker_cores.size() ? options_.worker_cores[index] : -1;
-    JF_ASSIGN_OR_RETURN(auto thread, WorkerThread::Start(*worker, clock(), fmt::format("jf-worker-{}", index), core));
+    JF_ASSIGN_OR_RETURN(auto thread, WorkerThread::Start(*worker, clock(), fmt::format("jf-worker-{}", index)));
     worker_threads_.push_back(std::move(thread));
   }
   workers_.push_back(std::move(worker));
@@ -101,23 +103,22 @@ Result<std::unique_ptr<Watcher>> TransferEngine::Watch(uint64_t initial, Watcher
     JF_ASSIGN_OR_RETURN(watcher_thread_, SerialExecutor::Start("jf-watcher", /*spin_us=*/0));
     watcher_thread_->Submit(&watch_task_);
   }
-  return watchers_.Add(initial, std::move(callback), std::move(given));
+  return Watcher::Watch(watchers_, initial, std::move(callback), std::move(given));
 }
 
 void TransferEngine::WatchLoop() {
+  IdleBackoff backoff(clock(), options_.idle);
   int64_t busy_ns = clock().NowNs();
   while (!stop_watching_.load(std::memory_order_acquire)) {
-    const int64_t now_ns = clock().NowNs();
     if (watchers_.Poll()) {
-      busy_ns = now_ns;
-    } else if (options_.idle.mode == IdleMode::kSpin || now_ns - busy_ns < options_.idle.spin_us * 1000) {
+      busy_ns = clock().NowNs();
       continue;
-    } else if (now_ns - busy_ns < options_.idle.yield_us * 1000) {
-      std::this_thread::yield();
-    } else {
-      // Nothing wakes a reader of memory: this is how late it may be.
-      std::this_thread::sleep_for(std::chrono::microseconds(watchers_.size() == 0 ? 1000 : 50));
     }
+    // Programs raise words again and again, with milliseconds in between.
+    const int64_t yield_us = backoff.core_is_wanted() ? backoff.yield_us() : kWatchYieldUs;
+    if (backoff.Wait(busy_ns, yield_us)) continue;
+    // Nothing wakes a reader of memory: this is how late it may be.
+    std::this_thread::sleep_for(std::chrono::microseconds(watchers_.size() == 0 ? 1000 : 50));
   }
 }
 

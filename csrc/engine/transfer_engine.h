@@ -31,7 +31,7 @@ class TransferEngine {
 
   // The group lives as long as the engine.
   Result<DomainGroup*> AddGroup(GroupOptions options);
-  // To be dropped before the engine. The callback runs on the engine's watcher thread. `given`: as of WatcherSet::Add.
+  // To be dropped before the engine. The callback runs on the engine's watcher thread. `given`: as of Watcher::Watch.
   Result<std::unique_ptr<Watcher>> Watch(uint64_t initial, Watcher::Callback callback,
                                          std::shared_ptr<uint64_t> given = nullptr);
   // Where users' callbacks run.
@@ -71,7 +71,7 @@ class TransferEngine {
   std::vector<std::unique_ptr<DomainGroup>> groups_;
   std::vector<std::unique_ptr<WorkerThread>> worker_threads_;
 
-  WatcherSet watchers_;
+  PollerSet watchers_;
   std::unique_ptr<SerialExecutor> watcher_thread_;
   Task watch_task_;
   std::atomic<bool> stop_watching_{false};  // release in Close, acquire in WatchLoop

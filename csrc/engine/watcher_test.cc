@@ -16,9 +16,10 @@ void Store(Watcher& watcher, uint64_t value) {
 }
 
 TEST(Watcher, SeesOldAndNew) {
-  WatcherSet set;
+  PollerSet set;
   std::vector<std::pair<uint64_t, uint64_t>> seen;
-  auto watcher = set.Add(5, [&](uint64_t old_value, uint64_t value) { seen.emplace_back(old_value, value); });
+  auto watcher =
+      Watcher::Watch(set, 5, [&](uint64_t old_value, uint64_t value) { seen.emplace_back(old_value, value); });
   EXPECT_FALSE(set.Poll());
   Store(*watcher, 7);
   EXPECT_TRUE(set.Poll());
@@ -30,12 +31,12 @@ TEST(Watcher, SeesOldAndNew) {
 }
 
 TEST(Watcher, UsesMemoryThatItIsGiven) {
-  WatcherSet set;
+  PollerSet set;
   auto memory = std::make_shared<uint64_t>(99);
   const std::weak_ptr<uint64_t> kept = memory;
   std::vector<std::pair<uint64_t, uint64_t>> seen;
-  auto watcher =
-      set.Add(5, [&](uint64_t old_value, uint64_t value) { seen.emplace_back(old_value, value); }, std::move(memory));
+  auto watcher = Watcher::Watch(
+      set, 5, [&](uint64_t old_value, uint64_t value) { seen.emplace_back(old_value, value); }, std::move(memory));
   EXPECT_EQ(watcher->word_address(), kept.lock().get());
   EXPECT_EQ(watcher->word().get(), kept.lock().get());
   EXPECT_FALSE(set.Poll());
@@ -48,18 +49,18 @@ TEST(Watcher, UsesMemoryThatItIsGiven) {
 }
 
 TEST(Watcher, WordsHaveTheirOwnCacheLines) {
-  WatcherSet set;
-  auto a = set.Add(0, [](uint64_t, uint64_t) {});
-  auto b = set.Add(0, [](uint64_t, uint64_t) {});
+  PollerSet set;
+  auto a = Watcher::Watch(set, 0, [](uint64_t, uint64_t) {});
+  auto b = Watcher::Watch(set, 0, [](uint64_t, uint64_t) {});
   EXPECT_EQ(reinterpret_cast<uintptr_t>(a->word_address()) % 64, 0u);
   EXPECT_NE(reinterpret_cast<uintptr_t>(a->word_address()) / 64, reinterpret_cast<uintptr_t>(b->word_address()) / 64);
 }
 
 TEST(Watcher, MayBeDestroyedByItsCallback) {
-  WatcherSet set;
+  PollerSet set;
   std::unique_ptr<Watcher> watcher;
   int calls = 0;
-  watcher = set.Add(0, [&](uint64_t, uint64_t) {
+  watcher = Watcher::Watch(set, 0, [&](uint64_t, uint64_t) {
     ++calls;
     watcher.reset();
   });
@@ -72,7 +73,7 @@ TEST(Watcher, MayBeDestroyedByItsCallback) {
 
 // After the destructor the callback's state may go: a call later on would be a race that the sanitizer sees.
 TEST(Watcher, NoCallbackAfterDestruction) {
-  WatcherSet set;
+  PollerSet set;
   std::atomic<bool> stop{false};
   std::thread poller([&] {
     while (!stop) {
@@ -82,7 +83,7 @@ TEST(Watcher, NoCallbackAfterDestruction) {
   });
   for (int round = 0; round < 300; ++round) {
     auto calls = std::make_unique<int>(0);
-    auto watcher = set.Add(0, [&](uint64_t, uint64_t) { ++*calls; });
+    auto watcher = Watcher::Watch(set, 0, [&](uint64_t, uint64_t) { ++*calls; });
     Store(*watcher, 1);
     if (round % 2 == 0) std::this_thread::yield();
     watcher.reset();
@@ -94,14 +95,14 @@ TEST(Watcher, NoCallbackAfterDestruction) {
 
 // Its destructor may take a lock that somebody holds who waits for the set's.
 TEST(Watcher, CallbacksGoWithoutTheLock) {
-  WatcherSet set;
+  PollerSet set;
   std::vector<std::unique_ptr<Watcher>> added;
   int gone = 0;
   std::shared_ptr<void> owned(nullptr, [&](void*) {
-    added.push_back(set.Add(0, [](uint64_t, uint64_t) {}));
+    added.push_back(Watcher::Watch(set, 0, [](uint64_t, uint64_t) {}));
     ++gone;
   });
-  std::unique_ptr<Watcher> watcher = set.Add(0, [owned](uint64_t, uint64_t) {});
+  std::unique_ptr<Watcher> watcher = Watcher::Watch(set, 0, [owned](uint64_t, uint64_t) {});
   owned.reset();
   set.Poll();
   watcher.reset();

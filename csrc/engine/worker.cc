@@ -7,18 +7,11 @@
 namespace jax_fabric {
 namespace {
 
-// A yield that takes longer has let another thread run: that one wanted the core.
-constexpr int64_t kLongYieldNs = 3'000;
 // A sleeper looks around that often even if nobody wakes it.
-constexpr int64_t kMaxSleepMs = 100;
-
-void Pause() {
-#if defined(__x86_64__) || defined(__i386__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
+constexpr int64_t kMaxSleepNs = 100'000'000;
+// Nothing wakes a reader of memory: this is how late a poller may be called.
+constexpr int64_t kPollerPauseNs = 50'000;
+constexpr int64_t kUrgentYieldUs = 1'000'000;
 
 }  // namespace
 
@@ -52,44 +45,40 @@ bool Worker::Step() {
   return busy;
 }
 
+bool Worker::urgent() const {
+  return std::any_of(drivers_.begin(), drivers_.end(), [](GroupDriver* driver) { return driver->pollers().urgent(); });
+}
+
 void Worker::Idle(int64_t idle_since_ns) {
-  const int64_t now_ns = clock_.NowNs();
-  const int64_t idle_us = (now_ns - idle_since_ns) / 1000;
-  const bool adaptive = policy_.mode == IdleMode::kAdaptive;
-  if (policy_.mode == IdleMode::kSpin || (adaptive && !core_is_wanted_ && idle_us < policy_.spin_us)) return Pause();
-  if ((adaptive && idle_us < policy_.yield_us) || !all_have_descriptors_ || waker_.fd() < 0) {
-    std::this_thread::yield();
-    // Spinning would keep others from the core, among them whoever is to send what this worker waits for.
-    core_is_wanted_ = clock_.NowNs() - now_ns > kLongYieldNs;
+  if (backoff_.Wait(idle_since_ns, urgent() ? std::max(kUrgentYieldUs, backoff_.yield_us()) : backoff_.yield_us())) {
     return;
   }
+  if (!all_have_descriptors_ || waker_.fd() < 0) return backoff_.Yield();
   Sleep();
 }
 
-bool Worker::PrepareSleep(int* timeout_ms) {
+int64_t Worker::PrepareSleep() {
   // From here on submitters wake us; what they pushed before, CanSleep sees (see Waker).
   waker_.AnnounceSleep();
-  int64_t earliest_ns = std::numeric_limits<int64_t>::max();
+  int64_t earliest_ns = std::numeric_limits<int64_t>::max(), longest_ns = kMaxSleepNs;
   for (GroupDriver* driver : drivers_) {
     // Arming may find that something came; then the next step will.
-    if (!driver->CanSleep() || !driver->ArmWait()) return false;
+    if (!driver->CanSleep() || !driver->ArmWait()) return 0;
     earliest_ns = std::min(earliest_ns, driver->earliest_deadline_ns());
+    if (driver->pollers().size() > 0) longest_ns = kPollerPauseNs;
   }
-  if (has_new_drivers_.load(std::memory_order_acquire)) return false;
-  const int64_t left_ms = earliest_ns == std::numeric_limits<int64_t>::max()
-                              ? kMaxSleepMs
-                              : (earliest_ns - clock_.NowNs() + 999'999) / 1'000'000;
-  *timeout_ms = static_cast<int>(std::clamp<int64_t>(left_ms, 0, kMaxSleepMs));
-  return *timeout_ms > 0;
+  if (has_new_drivers_.load(std::memory_order_acquire)) return 0;
+  if (earliest_ns == std::numeric_limits<int64_t>::max()) return longest_ns;
+  return std::clamp<int64_t>(earliest_ns - clock_.NowNs(), 0, longest_ns);
 }
 
 void Worker::Sleep() {
   if (descriptors_.empty() || descriptors_.front().fd != waker_.fd()) {
     descriptors_.insert(descriptors_.begin(), pollfd{waker_.fd(), POLLIN, 0});
   }
-  int timeout_ms = 0;
-  if (PrepareSleep(&timeout_ms)) {
-    poll(descriptors_.data(), descriptors_.size(), timeout_ms);
+  if (const int64_t sleep_ns = PrepareSleep(); sleep_ns > 0) {
+    const timespec timeout{.tv_sec = 0, .tv_nsec = sleep_ns};
+    ppoll(descriptors_.data(), descriptors_.size(), &timeout, nullptr);
     waker_.Drain();
   } else {
     std::this_thread::yield();

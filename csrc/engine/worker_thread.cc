@@ -8,16 +8,9 @@
 
 namespace jax_fabric {
 
-Result<std::unique_ptr<WorkerThread>> WorkerThread::Start(Worker& worker, const Clock& clock, std::string name,
-                                                          int cpu) {
+Result<std::unique_ptr<WorkerThread>> WorkerThread::Start(Worker& worker, const Clock& clock, std::string name) {
   std::unique_ptr<WorkerThread> self(new WorkerThread(worker, clock, std::move(name)));
   JF_ASSIGN_OR_RETURN(self->thread_, StartThread(self->name_, [raw = self.get()] { raw->Run(); }));
-  if (cpu >= 0) {
-    if (Status pinned = PinThread(self->thread_, cpu); !pinned.has_value()) {
-      [[maybe_unused]] const Status stopped = self->Stop(/*timeout_us=*/1'000'000);  // it has nothing to do yet
-      return tl::unexpected<Error>(std::move(pinned).error());
-    }
-  }
   return self;
 }
 

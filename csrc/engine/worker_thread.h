@@ -16,8 +16,8 @@ namespace jax_fabric {
 // Steps a worker, and idles in between, on a thread of its own.
 class WorkerThread {
  public:
-  // `cpu`: the core to pin to, or -1. Fails when the machine gives no thread, or not that core.
-  static Result<std::unique_ptr<WorkerThread>> Start(Worker& worker, const Clock& clock, std::string name, int cpu);
+  // Fails when the machine gives no thread.
+  static Result<std::unique_ptr<WorkerThread>> Start(Worker& worker, const Clock& clock, std::string name);
   // Stop() must have succeeded.
   ~WorkerThread();
 

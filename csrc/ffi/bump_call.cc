@@ -14,7 +14,7 @@ ffi::Error Bump(int32_t device, BumpValue value, ffi::RemainingArgs operands, ff
   const auto word = WordToBump(watcher, device, value, operands, results);
   if (!word) return ToXlaError(word.error());
   const uint64_t low = value.typed_data()[0], high = value.typed_data()[1];
-  // Release, partner: the acquire in WatcherSet::Poll.
+  // Release, partner: the acquire in Watcher::Word::Poll.
   std::atomic_ref(**word).store(high << 32 | low, std::memory_order_release);
   return ffi::Error::Success();
 }

@@ -9,7 +9,6 @@
 #include "csrc/base/status.h"
 #include "csrc/engine/domain_group.h"
 #include "csrc/ffi/target.h"
-#include "csrc/moe/host_proxy.h"
 #include "csrc/moe/moe_config.h"
 #include "csrc/moe/rank_context.h"
 
@@ -22,9 +21,8 @@ std::vector<Target> GpuTargets();
 // A word of the host that kernels of the device can store into. Never freed.
 Result<std::shared_ptr<uint64_t>> AllocateGpuWord(int device);
 // As CudaContext::Create; `predecessor` comes from here, too, or is null.
-Result<std::unique_ptr<moe::RankContext>> CreateGpuContext(const moe::MoeConfig& config, DomainGroup* group,
-                                                           moe::HostProxy* proxy, int device, bool force_staged,
-                                                           const moe::RankContext* predecessor);
+Result<std::unique_ptr<moe::RankContext>> CreateGpuContext(const moe::MoeConfig& config, DomainGroup* group, int device,
+                                                           bool force_staged, const moe::RankContext* predecessor);
 
 }  // namespace jax_fabric::ffi_layer
 

@@ -16,9 +16,8 @@ Result<std::unique_ptr<LocalEngine>> LocalEngine::Create(int worker_threads, std
   JF_ASSIGN_OR_RETURN(EngineOptions options, EngineOptionsFromEnvironment());
   options.key = std::move(key);
   if (worker_threads > 0) options.workers = static_cast<uint32_t>(worker_threads);
-  const IdlePolicy idle = options.idle;
   JF_ASSIGN_OR_RETURN(std::unique_ptr<TransferEngine> engine, TransferEngine::Create(options));
-  std::unique_ptr<LocalEngine> local(new LocalEngine(idle));
+  std::unique_ptr<LocalEngine> local(new LocalEngine());
   local->engine_ = std::move(engine);
   return local;
 }
@@ -38,7 +37,6 @@ Result<size_t> LocalEngine::AddGroup(const std::string& name, const DomainChoice
   if (cuda_device != kNoGpu) {
     device.cuda_device = cuda_device;
     device.through_nic = choice.kind != DomainKind::kLocal;
-    JF_ASSIGN_OR_RETURN(device.proxy, moe::HostProxy::Start("jf_proxy", idle_));
   }
   devices_.push_back(std::move(device));
   return devices_.size() - 1;
@@ -51,7 +49,7 @@ Result<std::unique_ptr<moe::RankContext>> LocalEngine::MakeContext(const Device&
   // NICs are given host memory: registering slots in memory of GPUs is of no use while kernels wait for flags there
   // that only the host could set after the NIC's immediate.
   const bool staged = force_staged || device.through_nic;
-  return CreateGpuContext(config, device.group, device.proxy.get(), device.cuda_device, staged, predecessor);
+  return CreateGpuContext(config, device.group, device.cuda_device, staged, predecessor);
 }
 
 Result<moe::RankContext*> LocalEngine::AddMoeContext(size_t device, const moe::MoeConfig& config, int64_t handle,
@@ -134,7 +132,6 @@ void LocalEngine::Abandon() {
   for (Device& device : devices_) {
     (void)device.kernels.release();
     (void)device.completions.release();
-    (void)device.proxy.release();
   }
   (void)engine_.release();
 }

@@ -15,7 +15,6 @@
 #include "csrc/base/status.h"
 #include "csrc/engine/transfer_engine.h"
 #include "csrc/ffi/domain_choice.h"
-#include "csrc/moe/host_proxy.h"
 #include "csrc/moe/moe_config.h"
 #include "csrc/moe/rank_context.h"
 
@@ -30,10 +29,9 @@ class LocalEngine {
     // Fulfils promises, and with them runs whatever XLA has waiting for them: never mixed with the kernels, which
     // other ranks wait for.
     std::unique_ptr<SerialExecutor> completions;
-    // Of a GPU; else kNoGpu, and no proxy.
+    // Of a GPU; else kNoGpu.
     int cuda_device = kNoGpu;
     bool through_nic = false;  // to its peers
-    std::unique_ptr<moe::HostProxy> proxy;
   };
   static constexpr int kNoGpu = -1;
 
@@ -65,14 +63,13 @@ class LocalEngine {
   bool Close(int64_t timeout_us);
 
  private:
-  explicit LocalEngine(IdlePolicy idle) : process_(getpid()), idle_(idle) {}
+  LocalEngine() : process_(getpid()) {}
   Result<std::unique_ptr<moe::RankContext>> MakeContext(const Device& device, const moe::MoeConfig& config,
                                                         bool force_staged, const moe::RankContext* predecessor);
   // Leaves everything where it is, for ever.
   void Abandon();
 
   const pid_t process_;
-  const IdlePolicy idle_;
   std::unique_ptr<TransferEngine> engine_;
   std::vector<Device> devices_;
   std::vector<int64_t> handles_;

@@ -16,8 +16,8 @@ std::vector<Target> GpuTargets() { return {}; }
 
 Result<std::shared_ptr<uint64_t>> AllocateGpuWord(int) { return NoGpu(); }
 
-Result<std::unique_ptr<moe::RankContext>> CreateGpuContext(const moe::MoeConfig&, DomainGroup*, moe::HostProxy*, int,
-                                                           bool, const moe::RankContext*) {
+Result<std::unique_ptr<moe::RankContext>> CreateGpuContext(const moe::MoeConfig&, DomainGroup*, int, bool,
+                                                           const moe::RankContext*) {
   return NoGpu();
 }
 

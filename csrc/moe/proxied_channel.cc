@@ -60,6 +60,11 @@ Status ProxiedChannel::Prepare(const std::vector<uint8_t>& through_host) {
   return {};
 }
 
+void ProxiedChannel::StartPolling() {
+  const auto urgency = entries_ > 0 ? PollerSet::Urgency::kUrgent : PollerSet::Urgency::kRelaxed;
+  poller_ = group_->AddPoller([this] { return Poll(); }, urgency);
+}
+
 bool ProxiedChannel::Poll() {
   if (error() != nullptr) return false;
   // Acquires what the device has released: its messages, or what has gone wrong.
@@ -83,6 +88,8 @@ Status ProxiedChannel::Post(int64_t sequence) {
   Signal& send = sends_[sequence & 1];
   Signal& arrival = arrivals_[sequence & 1];
   send.sequence = arrival.sequence = sequence;
+  // The device has just stored them: all of them are on their way before the first is needed.
+  for (int32_t rank = 0; rank < config_.layout.shape.ranks; rank += 8) __builtin_prefetch(&words_.message_bytes[rank]);
   for (size_t i = 0; i < entries_; ++i) {
     const int64_t bytes = words_.message_bytes[entry_ranks_[i]];
     if (bytes < 0 || bytes > config_.layout.SlotBytes()) {

@@ -1,5 +1,6 @@
-// The host's part of a channel whose kernels run on a device. It brings their messages to the ranks that kernels cannot
-// reach themselves, tells kernels when the messages of those are here, and finds out what has gone wrong.
+// The host's part of a channel whose kernels run on a device, on the worker of the device's group. It brings their
+// messages to the ranks that kernels cannot reach themselves, tells kernels when the messages of those are here, and
+// finds out what has gone wrong. It makes no call into CUDA, which might wait for a kernel that waits for it.
 //
 // The exchange rule is that of channel.h; here the device numbers the exchanges, since it runs them one after the
 // other. Kernels pack exchange n + 2 into the staging slots of n when n + 1 is done, so n + 1 is not done before n has
@@ -37,10 +38,10 @@ class ProxiedChannel {
                                                         const std::vector<uint8_t>& through_host, DomainGroup* group,
                                                         const DeviceWords& words);
 
-  // By one thread, again and again. True: there was something to do.
-  bool Poll();
-  // Whether kernels wait for this host: then it pays to poll without a pause.
-  bool urgent() const { return entries_ > 0; }
+  // The worker polls from now on, without a pause where kernels wait for this host. Any thread.
+  void StartPolling();
+  // Afterwards it is not polled any more. Not from the worker. Idempotent.
+  void StopPolling() { poller_.reset(); }
   // From any thread: waiting kernels leave, and what they would have waited for ends with `error`. The first error
   // stays.
   void Stop(const Error& error);
@@ -61,6 +62,8 @@ class ProxiedChannel {
   ProxiedChannel(int32_t index, const MoeConfig& config, const PeerTable& peers, DomainGroup* group,
                  const DeviceWords& words);
   Status Prepare(const std::vector<uint8_t>& through_host);
+  // True: there was something to do.
+  bool Poll();
   Status Post(int64_t sequence);
   void OnArrival(const Signal& signal, const Error* error);
   void OnSent(const Signal& signal, const Error* error);
@@ -83,14 +86,14 @@ class ProxiedChannel {
   size_t entries_ = 0;
   std::vector<int32_t> entry_ranks_;
 
-  // Of the polling thread.
+  // Of the worker.
   int64_t posted_ = 0;
   uint64_t losses_seen_ = 0;
   std::optional<int64_t> lost_since_ns_;
 
   std::array<Signal, 2> sends_, arrivals_;
   std::atomic<int32_t> outstanding_{0};
-  // Of the worker's callbacks: the last exchange that has arrived; of each parity, the last one that has left.
+  // Of the worker, too: the last exchange that has arrived; of each parity, the last one that has left.
   int64_t arrived_ = 0;
   std::array<int64_t, 2> left_{};
 
@@ -99,6 +102,7 @@ class ProxiedChannel {
   int64_t refusals_seen_ = 0;
   // Points to error_ once it is set, never to change again; release there, acquire in error().
   std::atomic<const Error*> visible_error_{nullptr};
+  std::unique_ptr<Poller> poller_;  // last: it uses the rest
 };
 
 }  // namespace jax_fabric::moe

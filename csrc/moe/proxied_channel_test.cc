@@ -16,7 +16,6 @@
 #include "csrc/engine/domains/local/local_domain.h"
 #include "csrc/engine/transfer_engine.h"
 #include "csrc/kernels/message_fault.h"
-#include "csrc/moe/host_proxy.h"
 #include "csrc/moe/peer_connector.h"
 #include "csrc/moe/testing/moe_fabric.h"
 
@@ -48,8 +47,8 @@ class Rank {
   // The engine ends, as that of a process that is gone.
   void Leave() {
     if (engine_ == nullptr) return;
-    proxy_.reset();
     for (const auto& channel : channels_) {
+      channel->StopPolling();
       channel->Stop(Error{ErrorCode::kCancelled, "closed"});
       while (!channel->Quiet()) std::this_thread::yield();
     }
@@ -72,8 +71,7 @@ class Rank {
                                  {&signals_[index], &message_bytes(index, 0), &missing_[index * ranks()]})
               .value());
     }
-    proxy_ = HostProxy::Start("proxy", {.mode = IdleMode::kAdaptive, .spin_us = 5, .yield_us = 50}).value();
-    for (const auto& channel : channels_) proxy_->Add(channel.get());
+    for (const auto& channel : channels_) channel->StartPolling();
   }
 
   // ---- What kernels do
@@ -161,7 +159,6 @@ class Rank {
   std::vector<int64_t> message_bytes_;  // [channels, ranks]
   std::vector<uint8_t> missing_;        // [channels, ranks]
   std::vector<std::unique_ptr<ProxiedChannel>> channels_;
-  std::unique_ptr<HostProxy> proxy_;
 };
 
 class ProxiedChannelTest : public ::testing::Test {
@@ -317,24 +314,6 @@ TEST_F(ProxiedChannelTest, RefusesLengthsThatNoSlotHas) {
     EXPECT_NE(error.find("the message to rank 1 has " + std::to_string(bytes)), std::string::npos) << error;
     ranks_.clear();
   }
-}
-
-// Watchers are polled by the same thread, and channels come and go meanwhile (Start and the destructor).
-TEST(HostProxy, WatchersSeeRisingValues) {
-  const auto proxy = HostProxy::Start("proxy", {}).value();
-  std::atomic<uint64_t> last{0};
-  std::atomic<bool> rises{true};
-  const auto watcher = proxy->watchers().Add(0, [&](uint64_t old_value, uint64_t new_value) {
-    if (old_value != last || new_value <= old_value) rises = false;
-    last = new_value;
-  });
-  for (uint64_t value = 1; value <= 10'000; ++value) {
-    std::atomic_ref(*watcher->word_address()).store(value, std::memory_order_release);
-  }
-  const Deadline deadline = In(20'000);
-  while (last < 10'000 && !deadline.Passed(SteadyClock::Get())) std::this_thread::yield();
-  EXPECT_EQ(last, 10'000u);
-  EXPECT_TRUE(rises);
 }
 
 }  // namespace

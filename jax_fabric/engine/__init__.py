@@ -8,6 +8,7 @@ wrong is an exception of :mod:`jax_fabric.errors`. docs/host_api.md shows how to
 from jax_fabric.engine.barrier_target import BarrierTarget
 from jax_fabric.engine.domain_group import DomainGroup
 from jax_fabric.engine.expectation import Expectation
+from jax_fabric.engine.native_callback import NativeCallback
 from jax_fabric.engine.pages import Pages
 from jax_fabric.engine.peer import Peer
 from jax_fabric.engine.pending import Pending
@@ -23,6 +24,7 @@ __all__ = [
     "BarrierTarget",
     "DomainGroup",
     "Expectation",
+    "NativeCallback",
     "Pages",
     "Peer",
     "Pending",

@@ -12,6 +12,7 @@ from typing import Literal
 from jax_fabric import _core
 from jax_fabric.arguments import MOST_WORKERS, function, integer, microseconds, seconds, text
 from jax_fabric.engine.domain_group import DomainGroup
+from jax_fabric.engine.native_callback import NativeCallback, native_function
 from jax_fabric.engine.watcher import Watcher
 from jax_fabric.secret import Secret, native_secret
 from jax_fabric.topology import NicSelection
@@ -106,24 +107,27 @@ class TransferEngine:
         native = self._native.add_group(name, domain, provider, names, cores)
         return DomainGroup(native, name, limit_s)
 
-    def watch(self, callback: Callable[[int, int], None], *, initial: int = 0) -> Watcher:
+    def watch(
+        self, callback: Callable[[int, int], None] | NativeCallback, *, initial: int = 0
+    ) -> Watcher:
         """Watches a new 64-bit word.
 
         Args:
           callback: ``callback(old, new)`` on the engine's watcher thread, when the word has
             changed; values in between may be skipped. What it raises goes to
-            ``sys.unraisablehook``.
+            ``sys.unraisablehook``. A ``NativeCallback`` runs there without the GIL.
           initial: value of the word.
 
         Raises:
           Cancelled: the engine is closed.
         """
         function("callback", callback)
-        return Watcher(self._native.watch(integer("initial", initial), callback))
+        value = integer("initial", initial)
+        return Watcher(self._native.watch(value, callback, *native_function(callback)))
 
     def watch_programs(
         self,
-        callback: Callable[[int, int], None],
+        callback: Callable[[int, int], None] | NativeCallback,
         *,
         initial: int,
         handle: int,
@@ -142,7 +146,15 @@ class TransferEngine:
         function("callback", callback)
         value = integer("initial", initial)
         return Watcher(
-            _core.watch_programs(self._native, value, callback, handle, ordinal, cuda_device)
+            _core.watch_programs(
+                self._native,
+                value,
+                callback,
+                *native_function(callback),
+                handle,
+                ordinal,
+                cuda_device,
+            )
         )
 
     def close(self, timeout_s: float = _CLOSE_TIMEOUT_S) -> None:

@@ -16,10 +16,9 @@ std::vector<Target> GpuTargets() {
 
 Result<std::shared_ptr<uint64_t>> AllocateGpuWord(int device) { return AllocateMappedWord(device); }
 
-Result<std::unique_ptr<moe::RankContext>> CreateGpuContext(const moe::MoeConfig& config, DomainGroup* group,
-                                                           moe::HostProxy* proxy, int device, bool force_staged,
-                                                           const moe::RankContext* predecessor) {
-  return moe::CudaContext::Create(config, group, proxy, {.device = device, .force_staged = force_staged},
+Result<std::unique_ptr<moe::RankContext>> CreateGpuContext(const moe::MoeConfig& config, DomainGroup* group, int device,
+                                                           bool force_staged, const moe::RankContext* predecessor) {
+  return moe::CudaContext::Create(config, group, {.device = device, .force_staged = force_staged},
                                   static_cast<const moe::CudaContext*>(predecessor));
 }
 

@@ -142,7 +142,7 @@ void RegisterWatcher(nb::module_& m) {
 
   nb::class_<HostWatcher>(m, "Watcher")
       .def_prop_ro("word", [](const HostWatcher& self) { return WatcherWord{self.word()}; })
-      // Release, partner: the acquire in WatcherSet::Poll.
+      // Release, partner: the acquire in Watcher::Word::Poll.
       .def(
           "store",
           [](HostWatcher& self, uint64_t value) {
@@ -189,10 +189,12 @@ void RegisterHostBindings(nb::module_& m) {
           nb::arg("name"), nb::arg("domain").none(), nb::arg("provider").none(), nb::arg("nics"), nb::arg("cpus"))
       .def(
           "watch",
-          [](std::shared_ptr<HostEngine> self, uint64_t initial, const nb::object& callback) {
-            return ValueOrRaise(HostWatcher::Watch(std::move(self), initial, callback));
+          [](std::shared_ptr<HostEngine> self, uint64_t initial, const nb::object& callback, uint64_t native_function,
+             uint64_t native_context) {
+            return ValueOrRaise(HostWatcher::Watch(std::move(self), initial, callback,
+                                                   NativeFunction::At(native_function, native_context)));
           },
-          nb::arg("initial"), nb::arg("callback"))
+          nb::arg("initial"), nb::arg("callback"), nb::arg("native_function"), nb::arg("native_context"))
       .def("close", &CloseEngine, nb::arg("timeout_us"));
 
   m.def("close_engines", &CloseEngines, nb::arg("timeout_us"));

@@ -7,14 +7,20 @@
 namespace jax_fabric::ffi_layer {
 
 Result<std::unique_ptr<HostWatcher>> HostWatcher::Watch(std::shared_ptr<HostEngine> engine, uint64_t initial,
-                                                        const nanobind::object& callback,
+                                                        const nanobind::object& callback, NativeFunction native,
                                                         std::shared_ptr<uint64_t> given) {
   JF_RETURN_IF_ERROR(engine->CheckProcess());
   auto shared = std::make_shared<PythonCallback>(callback);
-  const auto call = [shared](uint64_t old_value, uint64_t new_value) {
+  Watcher::Callback call = [shared](uint64_t old_value, uint64_t new_value) {
     (*shared)([&] { return PyTuple_Pack(2, nanobind::int_(old_value).ptr(), nanobind::int_(new_value).ptr()); });
   };
-  JF_ASSIGN_OR_RETURN(std::unique_ptr<Watcher> watcher, engine->engine().Watch(initial, call, std::move(given)));
+  if (native.function != nullptr) {
+    call = [shared, native](uint64_t old_value, uint64_t new_value) {
+      native.function(old_value, new_value, native.context);
+    };
+  }
+  JF_ASSIGN_OR_RETURN(std::unique_ptr<Watcher> watcher,
+                      engine->engine().Watch(initial, std::move(call), std::move(given)));
   engine->ClearAtClose(shared);
   std::unique_ptr<HostWatcher> self(new HostWatcher);
   self->engine_ = std::move(engine);

@@ -12,12 +12,24 @@
 
 namespace jax_fabric::ffi_layer {
 
+// What watchers call without the GIL; a null function: nothing.
+struct NativeFunction {
+  using Type = void(uint64_t old_value, uint64_t new_value, void* context);
+  Type* function = nullptr;
+  void* context = nullptr;
+
+  static NativeFunction At(uint64_t function, uint64_t context) {
+    return {reinterpret_cast<Type*>(function), reinterpret_cast<void*>(context)};
+  }
+};
+
 // A watcher as Python holds it.
 class HostWatcher {
  public:
-  // With the GIL. `callback(old, new)` runs on the engine's watcher thread. `given`: as of WatcherSet::Add.
+  // With the GIL. `callback(old, new)` runs on the engine's watcher thread; or `native` in its place, and `callback` is
+  // kept for it. `given`: as of Watcher::Watch.
   static Result<std::unique_ptr<HostWatcher>> Watch(std::shared_ptr<HostEngine> engine, uint64_t initial,
-                                                    const nanobind::object& callback,
+                                                    const nanobind::object& callback, NativeFunction native,
                                                     std::shared_ptr<uint64_t> given = nullptr);
   ~HostWatcher();
   HostWatcher(const HostWatcher&) = delete;

@@ -76,9 +76,13 @@ cudaError_t LaunchPost(const PingPong& words, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
+cudaError_t LaunchAwait(const PingPong& words, cudaStream_t stream) {
+  return LaunchDependent(true, AwaitKernel, 1, 1, 0, stream, words);
+}
+
 cudaError_t LaunchRoundTrip(const PingPong& words, cudaStream_t stream) {
   cudaError_t error = LaunchPost(words, stream);
-  if (error == cudaSuccess) error = LaunchDependent(true, AwaitKernel, 1, 1, 0, stream, words);
+  if (error == cudaSuccess) error = LaunchAwait(words, stream);
   return error == cudaSuccess ? LaunchDependent(true, EmptyKernel, 1, 1, 0, stream) : error;
 }
 

@@ -26,6 +26,8 @@ struct PingPong {
 
 // A kernel that posts the next number.
 cudaError_t LaunchPost(const PingPong& words, cudaStream_t stream);
+// A kernel that waits for the answer.
+cudaError_t LaunchAwait(const PingPong& words, cudaStream_t stream);
 // A round trip: that kernel, one that waits for the answer, and an empty one in the place of what unpacks.
 cudaError_t LaunchRoundTrip(const PingPong& words, cudaStream_t stream);
 // Many of them in one kernel.

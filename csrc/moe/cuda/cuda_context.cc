@@ -29,10 +29,10 @@ int64_t BytesOfAll(int32_t channels, const kernels::SlotLayout& layout) {
 
 }  // namespace
 
-Result<std::unique_ptr<CudaContext>> CudaContext::Create(const MoeConfig& config, DomainGroup* group, HostProxy* proxy,
+Result<std::unique_ptr<CudaContext>> CudaContext::Create(const MoeConfig& config, DomainGroup* group,
                                                          const Options& options, const CudaContext* predecessor) {
   JF_RETURN_IF_ERROR(config.Validate());
-  std::unique_ptr<CudaContext> context(new CudaContext(config, group, proxy, options));
+  std::unique_ptr<CudaContext> context(new CudaContext(config, group, options));
   const DeviceGuard guard(options.device);
   JF_RETURN_IF_ERROR(FromCuda(guard.error(), "cudaSetDevice"));
   // Now, since loading one might wait for a kernel that runs.
@@ -48,17 +48,12 @@ Result<std::unique_ptr<CudaContext>> CudaContext::Create(const MoeConfig& config
   return context;
 }
 
-CudaContext::~CudaContext() { StopPolling(); }
-
-void CudaContext::StopPolling() {
-  for (const auto& channel : proxied_) proxy_->Remove(channel.get());
-  proxied_.clear();
-}
+CudaContext::~CudaContext() = default;
 
 // XLA replays or updates a program that it has recorded without asking whether it still can. Its kernels find that
 // their channel has failed, and do not look at slots then; or that another context has taken over.
 bool CudaContext::Retire() {
-  StopPolling();
+  proxied_.clear();
   peers_.clear();
   shared_ = {};
   host_slots_ = {};
@@ -119,7 +114,7 @@ Status CudaContext::Connect(std::span<const Bytes> introductions, Deadline deadl
     JF_RETURN_IF_ERROR(OpenPeers());
   }
   for (int32_t index = 0; index < config_.channels; ++index) JF_RETURN_IF_ERROR(MakeChannel(index));
-  for (const auto& channel : proxied_) proxy_->Add(channel.get());
+  for (const auto& channel : proxied_) channel->StartPolling();
   return {};
 }
 
@@ -259,7 +254,7 @@ bool CudaContext::FailOnDevice() {
 bool CudaContext::Close(Deadline deadline) {
   for (const auto& channel : proxied_) {
     // First: what it posted after Stop nobody would cancel.
-    proxy_->Remove(channel.get());
+    channel->StopPolling();
     channel->Stop(Error{ErrorCode::kCancelled, "the expert-parallel context was closed"});
   }
   bool quiet = FailOnDevice();

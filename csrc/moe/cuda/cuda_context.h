@@ -18,7 +18,6 @@
 #include "csrc/moe/cuda/cuda_channel.h"
 #include "csrc/moe/cuda/device_memory.h"
 #include "csrc/moe/cuda/mapped_memory.h"
-#include "csrc/moe/host_proxy.h"
 #include "csrc/moe/peer_connector.h"
 #include "csrc/moe/proxied_channel.h"
 #include "csrc/moe/rank_context.h"
@@ -31,9 +30,9 @@ class CudaContext final : public RankContext {
     int device = 0;  // as CUDA numbers it in this process
     bool force_staged = false;
   };
-  // Allocates the memory; `group` and `proxy` outlive the context. `predecessor`: the retired context of an earlier
+  // Allocates the memory; `group` outlives the context. `predecessor`: the retired context of an earlier
   // epoch, of the same shape, whose recorded programs go on with this one; or null.
-  static Result<std::unique_ptr<CudaContext>> Create(const MoeConfig& config, DomainGroup* group, HostProxy* proxy,
+  static Result<std::unique_ptr<CudaContext>> Create(const MoeConfig& config, DomainGroup* group,
                                                      const Options& options, const CudaContext* predecessor);
   ~CudaContext() override;
 
@@ -60,10 +59,9 @@ class CudaContext final : public RankContext {
     MappedMemory host;    // their HostWords
   };
 
-  CudaContext(const MoeConfig& config, DomainGroup* group, HostProxy* proxy, const Options& options)
+  CudaContext(const MoeConfig& config, DomainGroup* group, const Options& options)
       : config_(config),
         group_(group),
-        proxy_(proxy),
         options_(options),
         connector_(std::make_unique<PeerConnector>(config_, group)) {}
 
@@ -74,7 +72,6 @@ class CudaContext final : public RankContext {
   Status MakeChannel(int32_t index);
   // False: some channel may still be launched on as if nothing had happened.
   bool FailOnDevice();
-  void StopPolling();
   // Where rank's message of that parity goes, and where one from it comes from, as the device sees it.
   std::byte* SendSlot(int32_t channel, int32_t rank, int parity) const;
   std::byte* ReceiveSlot(int32_t channel, int32_t rank, int parity) const;
@@ -85,7 +82,6 @@ class CudaContext final : public RankContext {
 
   const MoeConfig config_;
   DomainGroup* const group_;
-  HostProxy* const proxy_;
   const Options options_;
   std::unique_ptr<PeerConnector> connector_;
   std::shared_ptr<const RecordedMemory> recorded_;

@@ -1,10 +1,12 @@
-// How soon the host proxy and the engine hand a rank's messages to a NIC. One JSON object a line.
+// How soon the host hands a rank's messages to a NIC. One JSON object a line.
 //
 // first of 56 writes, 56 writes: from the word that tells the host to the first and the last of 56 writes, which a
-//   domain counts (64 ranks of which 8 are on this machine). Between them are the proxy's poll, the channel's post, and
-//   the engine's worker.
+//   domain counts (64 ranks of which 8 are on this machine). Between them are the worker's poll, and the
+//   channel's and the engine's posts.
 // graph to first write: from the call that launches a CUDA graph, which packs the messages into staging slots and tells
 //   the host, to the first of those writes.
+// round trip through the proxy: from one exchange's write to the next one's, of two ranks, in a CUDA graph of kernels
+//   that only post and wait: answer, wait, a kernel in the place of what unpacks, post, the worker's poll, its write.
 // graph to word, floor: from the call that launches a CUDA graph of one kernel that stores a word, and does nothing
 //   else, to the word.
 //
@@ -29,7 +31,6 @@
 #include "csrc/kernels/cuda/exchange.h"
 #include "csrc/kernels/cuda/moe_kernels.h"
 #include "csrc/kernels/signals.h"
-#include "csrc/moe/host_proxy.h"
 #include "csrc/moe/peer_connector.h"
 #include "csrc/moe/proxied_channel.h"
 #include "csrc/moe/testing/counting_domain.h"
@@ -42,8 +43,8 @@ using kernels::ChannelState;
 using testing::CountingDomain;
 
 constexpr int32_t kPeers = 56;
-constexpr int32_t kRanks = kPeers + 1;
 constexpr int kWarmUp = 200;
+constexpr int64_t kRoundTrips = 200;  // of a graph
 
 void Check(cudaError_t error) {
   if (error == cudaSuccess) return;
@@ -91,9 +92,9 @@ void Report(const char* name, std::vector<int64_t> ns) {
   std::fflush(stdout);
 }
 
-MoeConfig ConfigOf(int32_t rank) {
+MoeConfig ConfigOf(int32_t rank, int32_t ranks) {
   MoeConfig config;
-  config.layout.shape = {.ranks = kRanks, .rank = rank, .experts_per_rank = 1, .experts = kRanks, .hidden = 8};
+  config.layout.shape = {.ranks = ranks, .rank = rank, .experts_per_rank = 1, .experts = ranks, .hidden = 8};
   config.channels = 1;
   return config;
 }
@@ -101,13 +102,15 @@ MoeConfig ConfigOf(int32_t rank) {
 // Rank 0, whose writes are counted, and engines of the others, which only let themselves be connected to.
 class Host {
  public:
-  Host() : peers_engine_(Value(TransferEngine::Create({}))), engine_(Value(TransferEngine::Create({}))) {
+  explicit Host(int32_t peers)
+      : peers_engine_(Value(TransferEngine::Create({}))), engine_(Value(TransferEngine::Create({}))) {
+    const int32_t ranks = peers + 1;
     std::vector<Bytes> introductions;
-    for (int32_t rank = 0; rank < kRanks; ++rank) configs_.push_back(ConfigOf(rank));
-    for (int32_t rank = 0; rank < kRanks; ++rank) {
+    for (int32_t rank = 0; rank < ranks; ++rank) configs_.push_back(ConfigOf(rank, ranks));
+    for (int32_t rank = 0; rank < ranks; ++rank) {
       std::unique_ptr<Domain> domain = Value(CreateLocalDomain({.name = "rank" + std::to_string(rank)}));
       if (rank == 0) {
-        auto counting = std::make_unique<CountingDomain>(std::move(domain), kPeers);
+        auto counting = std::make_unique<CountingDomain>(std::move(domain), peers);
         domain_ = counting.get();
         domain = std::move(counting);
       }
@@ -122,31 +125,29 @@ class Host {
       introductions.push_back(Value(connectors_.back()->Introduction({})));
     }
     Check(connectors_[0]->Connect(introductions, Deadline::After(SteadyClock::Get(), 20'000'000)));
-    std::vector<uint8_t> through_host(kRanks, 1);
+    std::vector<uint8_t> through_host(ranks, 1);
     through_host[0] = 0;
     signals_ = Mapped<ChannelSignals>(1);
-    message_bytes_ = Mapped<int64_t>(kRanks);
-    missing_ = Mapped<uint8_t>(kRanks);
-    std::fill(message_bytes_, message_bytes_ + kRanks, 64);
+    message_bytes_ = Mapped<int64_t>(ranks);
+    missing_ = Mapped<uint8_t>(ranks);
+    std::fill(message_bytes_, message_bytes_ + ranks, 64);
     channel_ = Value(ProxiedChannel::Create(0, configs_[0], connectors_[0]->table(), through_host, group_,
                                             {signals_, message_bytes_, missing_}));
-    proxy_ = Value(HostProxy::Start("jf_proxy", {}));
-    proxy_->Add(channel_.get());
+    const auto immediate = [&](int64_t sequence) {
+      return connectors_[0]->table().Immediate(0, 0, ArrivalImmediate(sequence));
+    };
+    domain_->AnswerBursts({immediate(0), immediate(1)});
+    channel_->StartPolling();
   }
   ~Host() {
-    proxy_->Remove(channel_.get());
+    channel_->StopPolling();
     channel_->Stop(Error{ErrorCode::kCancelled, "closed"});
     while (!channel_->Quiet()) std::this_thread::yield();
-    proxy_.reset();
     const Deadline deadline = Deadline::After(SteadyClock::Get(), 20'000'000);
     Check(engine_->Close(deadline));
     Check(peers_engine_->Close(deadline));
   }
 
-  // Before exchange `sequence` is told.
-  void Expect(int64_t sequence) {
-    domain_->ExpectBurst(connectors_[0]->table().Immediate(0, 0, ArrivalImmediate(sequence)));
-  }
   // Until its writes were counted, and the channel is ready for the next one.
   CountingDomain::Times Wait(int64_t sequence) {
     while (domain_->bursts() < static_cast<uint64_t>(sequence) ||
@@ -158,6 +159,8 @@ class Host {
     return domain_->times();
   }
 
+  // Exchanges whose writes were counted.
+  int64_t exchanges() const { return static_cast<int64_t>(domain_->bursts()); }
   const MoeConfig& config() const { return configs_[0]; }
   ChannelSignals* signals() { return signals_; }
   int64_t* message_bytes() { return message_bytes_; }
@@ -174,7 +177,6 @@ class Host {
   int64_t* message_bytes_ = nullptr;
   uint8_t* missing_ = nullptr;
   std::unique_ptr<ProxiedChannel> channel_;
-  std::unique_ptr<HostProxy> proxy_;
 };
 
 // The device's half of an exchange without rows, as a graph: packs and tells.
@@ -182,27 +184,28 @@ class Device {
  public:
   explicit Device(Host& host) {
     const kernels::SlotLayout& layout = host.config().layout;
+    const int32_t ranks = layout.shape.ranks;
     void* staging = nullptr;
     Check(cudaHostRegister(host.staging().data(), host.staging().size(), cudaHostRegisterMapped));
     Check(cudaHostGetDevicePointer(&staging, host.staging().data(), 0));
     std::vector<void*> slots;
     for (int parity = 0; parity < 2; ++parity) {
-      for (int32_t rank = 0; rank < kRanks; ++rank) {
+      for (int32_t rank = 0; rank < ranks; ++rank) {
         slots.push_back(static_cast<std::byte*>(staging) + layout.SlotOffset(rank, parity));
       }
     }
     state_ = Allocate(std::vector<ChannelState>(1));
     kernels::CombineSendArgs send;
     send.layout = layout;
-    send.route = {Allocate(std::vector<int32_t>(kRanks, -1)), Allocate(std::vector<int32_t>(kRanks, 0))};
+    send.route = {Allocate(std::vector<int32_t>(ranks, -1)), Allocate(std::vector<int32_t>(ranks, 0))};
     send.slots = Allocate(slots);
     send.message_bytes = host.message_bytes();
     kernels::cuda::ExchangeArgs exchange;
     exchange.channel = {.state = state_,
                         .signals = host.signals(),
                         .missing = host.missing(),
-                        .peers = Allocate(std::vector<kernels::cuda::ExchangePeer>(kRanks)),
-                        .expert_rows = Allocate(std::vector<int64_t>(kRanks)),
+                        .peers = Allocate(std::vector<kernels::cuda::ExchangePeer>(ranks)),
+                        .expert_rows = Allocate(std::vector<int64_t>(ranks)),
                         .through_host = true,
                         .timeout_ns = 20'000'000'000};
     exchange.part = kernels::cuda::ExchangePart::kBegin;
@@ -220,7 +223,7 @@ class Device {
                                                      .signals = host.signals(),
                                                      .peers = exchange.channel.peers,
                                                      .axis_rank = exchange.axis_rank,
-                                                     .ranks = kRanks,
+                                                     .ranks = ranks,
                                                      .through_host = true}}));
     exchange.told = true;
     Check(kernels::cuda::Exchange(exchange, stream_));
@@ -259,6 +262,36 @@ class Device {
   cudaGraphExec_t bare_graph_ = nullptr;
 };
 
+// When exchanges of two ranks began, ns, whose kernels only post and wait.
+std::vector<int64_t> RoundTrips(int graphs) {
+  Host host(1);
+  cudaStream_t stream;
+  Check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  const kernels::cuda::PingPong words{&host.signals()->posted.sequence, &host.signals()->host.done,
+                                      Allocate(std::vector<int64_t>(1))};
+  cudaGraph_t graph;
+  cudaGraphExec_t executable;
+  Check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  for (int64_t i = 0; i < kRoundTrips; ++i) Check(kernels::cuda::LaunchRoundTrip(words, stream));
+  Check(cudaStreamEndCapture(stream, &graph));
+  Check(cudaGraphInstantiate(&executable, graph, 0));
+  std::vector<int64_t> cycles;
+  for (int64_t i = 0; i < graphs; ++i) {
+    Check(cudaGraphLaunch(executable, stream));
+    int64_t before_ns = 0;
+    for (int64_t seen = i * kRoundTrips; seen < (i + 1) * kRoundTrips;) {
+      if (host.exchanges() == seen) continue;
+      const int64_t now_ns = NowNs();
+      // The first of a graph is a launch. What this thread has slept through is nobody's time.
+      if (before_ns != 0 && host.exchanges() == seen + 1) cycles.push_back(now_ns - before_ns);
+      before_ns = now_ns;
+      seen = host.exchanges();
+    }
+    Check(cudaStreamSynchronize(stream));
+  }
+  return cycles;
+}
+
 int Main(int argc, char** argv) {
   int rounds = 5000;
   if (argc == 3 && std::strcmp(argv[1], "--rounds") == 0) {
@@ -271,12 +304,12 @@ int Main(int argc, char** argv) {
     std::fprintf(stderr, "proxy_benchmark: --rounds %d: must be above %d, which are for warming up\n", rounds, kWarmUp);
     return 2;
   }
-  Host host;
+  Host host(kPeers);
   Device device(host);
   std::vector<int64_t> first_writes, writes, from_graph, from_bare_graph;
   int64_t sequence = 0;
   for (int i = 0; i < rounds; ++i) {
-    host.Expect(++sequence);
+    ++sequence;
     const int64_t begin_ns = NowNs();
     std::atomic_ref(host.signals()->posted.sequence).store(sequence, std::memory_order_release);
     const CountingDomain::Times times = host.Wait(sequence);
@@ -287,7 +320,6 @@ int Main(int argc, char** argv) {
   Report("56 writes", std::move(writes));
   for (int i = 0; i < rounds; ++i) {
     device.SetNext(++sequence);
-    host.Expect(sequence);
     const int64_t begin_ns = NowNs();
     device.Launch();
     from_graph.push_back(host.Wait(sequence).first_ns - begin_ns);
@@ -297,6 +329,7 @@ int Main(int argc, char** argv) {
   }
   Report("graph to first write", std::move(from_graph));
   Report("graph to word, floor", std::move(from_bare_graph));
+  Report("round trip through the proxy", RoundTrips(60));
   return 0;
 }
 

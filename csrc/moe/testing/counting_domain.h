@@ -3,6 +3,7 @@
 #ifndef JAX_FABRIC_MOE_TESTING_COUNTING_DOMAIN_H_
 #define JAX_FABRIC_MOE_TESTING_COUNTING_DOMAIN_H_
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -25,8 +26,12 @@ class CountingDomain final : public ForwardingDomain {
   // A burst is that many writes; each write completes, and after the last one as many immediates come as if from peers.
   CountingDomain(std::unique_ptr<Domain> domain, uint32_t burst) : ForwardingDomain(std::move(domain)), burst_(burst) {}
 
-  // Before the first write of a burst.
-  void ExpectBurst(uint32_t answered_immediate) { immediate_.store(answered_immediate, std::memory_order_release); }
+  // Before the first write: what comes after burst n, counted from 1, is `immediates[n % 2]`.
+  void AnswerBursts(std::array<uint32_t, 2> immediates) {
+    immediates_ = immediates;
+    // release, with the acquire in PostWrite.
+    answers_.store(true, std::memory_order_release);
+  }
   // Bursts that are complete; `times()` of the last of them may be read then.
   uint64_t bursts() const { return bursts_.load(std::memory_order_acquire); }
   const Times& times() const { return times_; }
@@ -37,17 +42,20 @@ class CountingDomain final : public ForwardingDomain {
     completions_.push_back({.kind = CompletionKind::kWrite, .peer = request.peer, .context = request.context});
     if (++writes_ < burst_) return PostResult::kPosted;
     times_.last_ns = SteadyClock::Get().NowNs();
-    const uint32_t immediate = immediate_.load(std::memory_order_acquire);
-    completions_.push_back({.kind = CompletionKind::kImmediate, .immediate = immediate, .count = burst_});
+    const uint64_t burst = bursts_.load(std::memory_order_relaxed) + 1;
+    if (answers_.load(std::memory_order_acquire)) {
+      completions_.push_back(
+          {.kind = CompletionKind::kImmediate, .immediate = immediates_[burst % 2], .count = burst_});
+    }
     writes_ = 0;
     // release, with bursts().
-    bursts_.fetch_add(1, std::memory_order_release);
+    bursts_.store(burst, std::memory_order_release);
     return PostResult::kPosted;
   }
   size_t Poll(std::span<Completion> completions) override {
     size_t count = 0;
     // A NIC has one queue however many peers it has, and the local domain a mailbox for each: rarely, once connected.
-    const bool looks = immediate_.load(std::memory_order_relaxed) == 0 || ++polls_ % 1024 == 0;
+    const bool looks = !answers_.load(std::memory_order_relaxed) || ++polls_ % 1024 == 0;
     for (; count < completions.size() && polled_ < completions_.size(); ++count) {
       completions[count] = completions_[polled_++];
     }
@@ -58,10 +66,12 @@ class CountingDomain final : public ForwardingDomain {
 
  private:
   const uint32_t burst_;
-  std::atomic<uint32_t> immediate_{0};
-  std::atomic<uint64_t> bursts_{0};
+  std::array<uint32_t, 2> immediates_{};
+  std::atomic<bool> answers_{false};
+  // On a line of its own: others look at it again and again.
+  alignas(64) std::atomic<uint64_t> bursts_{0};
   // Of the driving thread.
-  uint32_t writes_ = 0;
+  alignas(64) uint32_t writes_ = 0;
   uint32_t polls_ = 0;
   Times times_;
   std::vector<Completion> completions_;  // to be polled from polled_ on

@@ -54,6 +54,7 @@ class RemoteNode final : public Node {
   UniqueFd socket_;
   std::thread thread_;
   pid_t pid_ = -1;
+  bool dead_ = false;  // as has been said
 };
 
 }  // namespace jax_fabric::conformance

@@ -1,12 +1,12 @@
 // How long the device and the host take to tell each other something, in CUDA graphs. One JSON object a line.
 //
-// round trip: from an exchange that the host sees to the next one, of one rank and no rows. Between them are the host's
-//   answer, the wait that it ends, the kernels that unpack and pack, and the next exchange's beginning. The host does
+// exchange: from one that the host sees to the next one, of one rank and no rows. Between them are the host's answer,
+//   the wait that it ends, the kernels that unpack and pack, and the next exchange's beginning. The host does
 //   nothing else.
 // floor: the same with kernels that do nothing but to post a number and to wait for the answer (benchmark_kernels.h):
 //   three, launched as the others are, and one, which goes on for ever.
-// watcher: the same with a watcher's word, whose callback answers: bump, poll, callback, store, wait, unpack, pack,
-// bump.
+// watcher: from one call of a watcher's callback to the next, which a program bumps when it has seen what the callback
+//   before has stored: store, the kernel that waits for it, the kernel that bumps, the engine's thread.
 //
 // signals_benchmark [--graphs G]
 #include <cuda_runtime_api.h>
@@ -19,17 +19,23 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <new>
+#include <numeric>
 #include <thread>
 #include <vector>
 
+#include "csrc/engine/transfer_engine.h"
 #include "csrc/kernels/cuda/benchmark_kernels.h"
 #include "csrc/kernels/cuda/exchange.h"
 #include "csrc/kernels/cuda/moe_kernels.h"
 #include "csrc/kernels/signals.h"
 
-namespace jax_fabric::kernels::cuda {
+namespace jax_fabric::moe {
 namespace {
+
+using namespace kernels;        // NOLINT
+using namespace kernels::cuda;  // NOLINT
 
 constexpr int64_t kExchanges = 200;  // of a graph
 constexpr int64_t kTimeoutNs = 20'000'000'000;
@@ -79,13 +85,23 @@ void Report(const char* name, std::vector<int64_t>& ns) {
   std::fflush(stdout);
 }
 
+// A graph of that many launches.
+cudaGraphExec_t Record(cudaStream_t stream, const std::function<void(int64_t)>& launch) {
+  cudaGraph_t graph;
+  cudaGraphExec_t executable;
+  Check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  for (int64_t i = 0; i < kExchanges; ++i) launch(i);
+  Check(cudaStreamEndCapture(stream, &graph));
+  Check(cudaGraphInstantiate(&executable, graph, 0));
+  return executable;
+}
+
 // One channel of one rank that reaches itself through the host, and a thread that answers its exchanges.
 class Channel {
  public:
   Channel()
       : signals_(AllocateMapped<ChannelSignals>()),
         missing_(AllocateMapped<uint8_t>()),
-        word_(AllocateMapped<WatcherWord>()),
         state_(Allocate<ChannelState>(1)),
         token_(Allocate<int32_t>(2)) {
     layout_.shape = {.hidden = 8};
@@ -132,35 +148,9 @@ class Channel {
     return std::atomic_ref(signals_->posted.sequence).load(std::memory_order_acquire) == next;
   }
 
-  // By a watcher's word: the token, whose upper half is 0. The host calls back.
-  void TellByWord() {
-    Send();
-    exchange_.part = ExchangePart::kBegin;
-    Check(Exchange(exchange_, stream_));
-    Check(Bump(OnDevice(word_), reinterpret_cast<const uint64_t*>(token_), stream_));
-    exchange_.part = ExchangePart::kFinish;
-    exchange_.told = false;
-    Check(Exchange(exchange_, stream_));
-    Receive();
-  }
-  bool IsToldByWord(int64_t) {
-    const uint64_t now = std::atomic_ref(word_->value).load(std::memory_order_acquire);
-    if (now == last_) return false;
-    callback_(last_, now);
-    last_ = now;
-    return true;
-  }
-
   // When the host was told of each exchange, ns.
   std::vector<int64_t> Run(void (Channel::*tell)(), bool (Channel::*is_told)(int64_t), int graphs) {
-    cudaGraph_t graph;
-    cudaGraphExec_t executable;
-    Check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
-    for (int64_t i = 0; i < kExchanges; ++i) {
-      (this->*tell)();
-    }
-    Check(cudaStreamEndCapture(stream_, &graph));
-    Check(cudaGraphInstantiate(&executable, graph, 0));
+    cudaGraphExec_t executable = Record(stream_, [&](int64_t) { (this->*tell)(); });
     std::vector<int64_t> seen;
     std::atomic<bool> stop = false;
     std::thread host([&] {
@@ -214,7 +204,6 @@ class Channel {
 
   ChannelSignals* const signals_;
   uint8_t* const missing_;
-  WatcherWord* const word_;
   ChannelState* const state_;
   int32_t* const token_;
   SlotLayout layout_;
@@ -223,10 +212,36 @@ class Channel {
   ExchangeArgs exchange_;
   cudaStream_t stream_ = nullptr;
   int64_t recorded_ = 0;
-  uint64_t last_ = 0;
-  std::atomic<uint64_t> called_with_ = 0;
-  const std::function<void(uint64_t, uint64_t)> callback_ = [this](uint64_t, uint64_t now) { called_with_ = now; };
 };
+
+// When the callback of a watcher was called, ns: of an engine's thread, as programs have them.
+std::vector<int64_t> RunWatcher(int graphs) {
+  WatcherWord* word = AllocateMapped<WatcherWord>();
+  int64_t* done = AllocateMapped<int64_t>();
+  const PingPong words{nullptr, OnDevice(done), Allocate<int64_t>(1)};
+  std::vector<uint64_t> values(kExchanges);
+  std::iota(values.begin(), values.end(), 1);
+  auto* values_on_device = Allocate<uint64_t>(kExchanges);
+  Check(cudaMemcpy(values_on_device, values.data(), kExchanges * sizeof(uint64_t), cudaMemcpyHostToDevice));
+  cudaStream_t stream;
+  Check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  cudaGraphExec_t executable = Record(stream, [&](int64_t i) {
+    Check(Bump(OnDevice(word), values_on_device + i, stream));
+    Check(LaunchAwait(words, stream));
+  });
+  std::vector<int64_t> called;
+  called.reserve(graphs * kExchanges);
+  const auto engine = TransferEngine::Create({}).value();
+  const auto callback = [&](uint64_t, uint64_t) {
+    called.push_back(NowNs());
+    // release, with the acquire of the kernel that waits.
+    std::atomic_ref(*done).store(static_cast<int64_t>(called.size()), std::memory_order_release);
+  };
+  const auto watcher = engine->Watch(0, callback, std::shared_ptr<uint64_t>(&word->value, [](uint64_t*) {})).value();
+  for (int i = 0; i < graphs; ++i) Check(cudaGraphLaunch(executable, stream));
+  Check(cudaStreamSynchronize(stream));
+  return called;
+}
 
 // Cycles within a graph; the first graphs are for warming up.
 std::vector<int64_t> Cycles(const std::vector<int64_t>& seen) {
@@ -251,17 +266,17 @@ int Main(int argc, char** argv) {
   }
   Check(LoadKernels());
   std::vector<int64_t> by_post = Cycles(Channel().Run(&Channel::TellByPost, &Channel::IsToldByPost, graphs));
-  Report("round trip through the proxy", by_post);
+  Report("exchange without rows", by_post);
   std::vector<int64_t> bare = Cycles(Channel().Run(&Channel::TellByBareKernels, &Channel::IsToldByPost, graphs));
-  Report("round trip, floor: three bare kernels", bare);
+  Report("exchange without rows, floor: three bare kernels", bare);
   std::vector<int64_t> one = Cycles(Channel().Run(&Channel::TellByOneKernel, &Channel::IsToldByPost, graphs));
-  Report("round trip, floor: one running kernel", one);
-  std::vector<int64_t> by_word = Cycles(Channel().Run(&Channel::TellByWord, &Channel::IsToldByWord, graphs));
-  Report("watcher, bump to bump", by_word);
+  Report("exchange without rows, floor: one running kernel", one);
+  std::vector<int64_t> by_watcher = Cycles(RunWatcher(graphs));
+  Report("watcher, callback to callback", by_watcher);
   return 0;
 }
 
 }  // namespace
-}  // namespace jax_fabric::kernels::cuda
+}  // namespace jax_fabric::moe
 
-int main(int argc, char** argv) { return jax_fabric::kernels::cuda::Main(argc, argv); }
+int main(int argc, char** argv) { return jax_fabric::moe::Main(argc, argv); }

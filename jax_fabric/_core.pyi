@@ -65,15 +65,11 @@ class Engine:
         provider: str | None,
         nics: Sequence[str],
         cpus: Sequence[int],
-        cuda_device: int | None = None,
+        cuda_device: int | None,
+        force_staged: bool,
     ) -> int: ...
     def add_moe_context(
-        self,
-        device: int,
-        config: MoeConfig,
-        handle: int,
-        ordinal: int,
-        force_staged: bool = False,
+        self, device: int, config: MoeConfig, handle: int, ordinal: int
     ) -> MoeContext: ...
     def close_moe_contexts(self, handle: int, timeout_us: int) -> None: ...
     def first_error(self) -> str | None: ...

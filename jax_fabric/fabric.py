@@ -87,8 +87,9 @@ class Fabric:
             JAX_FABRIC_SECRET_FILE; else the first process makes one, and the others get it through
             the bootstrap (docs/security.md says when that is good enough).
           force_staged: of GPUs: messages to other ranks go through host memory, also where a GPU
-            could store them into the other one's memory by itself, which is faster. With "efa" and
-            "connectx" they always do.
+            could store them into the other one's memory by itself, or NICs reach the memory of
+            GPUs, which is faster. Needed with NICs and providers that do not reach it (libfabric's
+            "tcp" and "shm").
           rejoin: this process was lost, has been started anew, and takes its place again: waits
             until the others call ``recover(rejoin=...)`` with its index. Then make the
             ``ExpertParallel`` objects and watchers that they have made, in the same order; each
@@ -121,7 +122,6 @@ class Fabric:
         self._platform = _platform_of(mesh)
         if force_staged and self._platform != "gpu":
             raise ValueError("force_staged=True: only meshes of GPUs have a choice")
-        self._force_staged = force_staged
         timeout_s = seconds("timeout_s", timeout_s, above_zero=True)
         if worker_threads is not None:
             worker_threads = integer("worker_threads", worker_threads, least=1, most=MOST_WORKERS)
@@ -178,6 +178,7 @@ class Fabric:
                 provider,
                 *place,
                 cuda_device=self._ordinal(device) if self._platform == "gpu" else None,
+                force_staged=force_staged,
             )
             for device, place in zip(self._local_devices, places, strict=True)
         }
@@ -423,7 +424,6 @@ class Fabric:
                     context.config.native(rank, membership_epoch=epoch, absent=absent),
                     context.handle,
                     self._ordinal(device),
-                    self._force_staged,
                 )
                 self._bootstrap.publish(f"{name}/{number}/{rank}", native.introduction())
                 context.local.append((number, native))

@@ -15,7 +15,8 @@
 #             donated, profiled, and how often each call ran
 #   processes JAX programs of 1 to 8 processes, which share the GPUs by MPS
 #   failures  processes that are silent, killed, misused or closed, and the others, which go on until they are back
-#   nic       memory of GPUs as NICs are given it; JAX programs of ranks on GPUs over libfabric's TCP
+#   nic       memory of GPUs as NICs are given it; JAX programs of ranks on GPUs over libfabric's TCP, and from memory
+#             of GPUs to memory of GPUs over a double of libibverbs
 #   sanitize  compute-sanitizer's memcheck and racecheck on small shapes
 #   speed     kernel times beside a copy of the same bytes; round trips between device and host
 # DIR (default: .gpu/out/PART) gets logs/ of each step, measurements as .jsonl and PART.md with the table that is
@@ -25,9 +26,10 @@ cd "$(dirname "$0")/.."
 
 BIN=.gpu
 TARGETS=(csrc/kernels/cuda/{moe_kernels_test,rounds_test,adjoint_test,exchange_test,kernels_benchmark}
-         csrc/moe/cuda/{proxy_benchmark,signals_benchmark} csrc/engine/domains/nic/cuda_memory_test)
+         csrc/moe/cuda/{proxy_benchmark,signals_benchmark} csrc/engine/domains/nic/cuda_memory_test
+         csrc/engine/domains/connectx/double/libverbs_double.so)
 part="" out="" build=0 merge="" name="" python="" gpus=1
-usage() { sed -n '2,26s/^# \{0,1\}//p' "$0"; }
+usage() { sed -n '2,27s/^# \{0,1\}//p' "$0"; }
 while [[ $# -gt 0 ]]; do
   case "$1" in
     --build) build=1 ;;
@@ -130,9 +132,16 @@ exchanges() {
     python3 tests/gpu/exchange_program.py --gpus "$gpus" "$@"
 }
 
-# The same over NICs, as libfabric's TCP plays them.
-tcp_exchanges() {
-  LD_LIBRARY_PATH="$PWD/$BIN/lib" JAX_FABRIC_DOMAIN=efa JAX_FABRIC_EFA_PROVIDER=tcp exchanges "$@"
+# The same over NICs, as libfabric's TCP plays them, which does not reach memory of GPUs.
+tcp() { LD_LIBRARY_PATH="$PWD/$BIN/lib" JAX_FABRIC_DOMAIN=efa JAX_FABRIC_EFA_PROVIDER=tcp "$@"; }
+tcp_exchanges() { tcp exchanges --force-staged "$@"; }
+refuses_gpu_memory() {
+  exchanges --steps 1 --cases forward 2>&1 | tee /dev/stderr | grep "force_staged=True goes through host memory instead"
+}
+
+# From the memory of GPUs into that of others, by the double of libibverbs, whose devices copy it.
+direct_exchanges() {
+  JAX_FABRIC_DOMAIN=connectx JAX_FABRIC_CONNECTX_LIBRARY="$PWD/$BIN/libverbs_double.so" exchanges "$@"
 }
 
 # Processes that share a GPU run at the same time only by MPS.
@@ -204,6 +213,15 @@ case "$part" in
       step "two_tcp_$flags" tcp_exchanges --processes 2 --flags "$flags" --steps 20 \
         --cases forward,gradients,scan,split,quantised,vmap
     done
+    step tcp_refused tcp refuses_gpu_memory
+    for flags in default no_graphs all_graphs; do
+      step "two_direct_$flags" direct_exchanges --processes 2 --flags "$flags" --steps 20 \
+        --cases forward,gradients,scan,split,quantised,vmap
+    done
+    step four_direct_in_rounds direct_exchanges --processes 4 --private-tokens 5 --cases forward,gradients,split
+    step three_direct_silent direct_exchanges --processes 3 --cases silent --timeout-s 3
+    step three_direct_killed direct_exchanges --processes 3 --cases killed --timeout-s 20
+    step three_direct_recovered direct_exchanges --processes 3 --cases recovered --timeout-s 30 --steps 8
     # Beyond the transport's own patience with a silent peer.
     step three_tcp_killed tcp_exchanges --processes 3 --cases killed --timeout-s 20
     step three_tcp_recovered tcp_exchanges --processes 3 --cases recovered --timeout-s 30 --steps 8

@@ -41,6 +41,7 @@ Result<std::unique_ptr<Domain>> CreateEfa(const DomainChoice& choice, const std:
   options.provider = choice.provider;
   options.source_address = choice.source_address;
   options.key = std::move(key);
+  options.device_memory = choice.device_memory;
   if (!nic.empty() && choice.provider == kTcp) {
     // libfabric 1.17 takes any interface, whatever name it is given; it keeps to an address.
     JF_ASSIGN_OR_RETURN(options.source_address, InterfaceAddress(nic));

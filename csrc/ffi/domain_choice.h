@@ -23,6 +23,8 @@ struct DomainChoice {
   std::string library = {};
   // Of kEfa and kConnectX: names of 1 to 4 NICs; empty: one, of the domain's own choice.
   std::vector<std::string> nics = {};
+  // NICs read and write memory of GPUs.
+  bool device_memory = false;
 
   // `domain`: "local", "efa", "connectx" or nothing; `provider`: of efa, "tcp" for "tcp;ofi_rxm". What is not given is
   // the configuration's; so are NICs, if it names the same for all devices.

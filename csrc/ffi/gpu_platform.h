@@ -20,9 +20,11 @@ bool HasGpu();
 std::vector<Target> GpuTargets();
 // A word of the host that kernels of the device can store into. Never freed.
 Result<std::shared_ptr<uint64_t>> AllocateGpuWord(int device);
-// As CudaContext::Create; `predecessor` comes from here, too, or is null.
+// As CudaContext::Create; messages go through host memory if `force_staged`, else by NICs if `through_nic`.
+// `predecessor` comes from here, too, or is null.
 Result<std::unique_ptr<moe::RankContext>> CreateGpuContext(const moe::MoeConfig& config, DomainGroup* group, int device,
-                                                           bool force_staged, const moe::RankContext* predecessor);
+                                                           bool force_staged, bool through_nic,
+                                                           const moe::RankContext* predecessor);
 
 }  // namespace jax_fabric::ffi_layer
 

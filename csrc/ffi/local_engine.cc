@@ -24,41 +24,43 @@ Result<std::unique_ptr<LocalEngine>> LocalEngine::Create(int worker_threads, std
 
 LocalEngine::~LocalEngine() { Close(1'000'000); }
 
-Result<size_t> LocalEngine::AddGroup(const std::string& name, const DomainChoice& choice, int cuda_device,
+Result<size_t> LocalEngine::AddGroup(const std::string& name, DomainChoice choice, int cuda_device, bool force_staged,
                                      const std::vector<int>& cpus) {
   JF_ASSIGN_OR_RETURN(const auto pinned, ScopedAffinity::Pin(cpus));
+  Device device;
+  device.cuda_device = cuda_device;
+  device.force_staged = force_staged;
+  device.through_nic = choice.kind != DomainKind::kLocal;
+  choice.device_memory = cuda_device != kNoGpu && device.through_nic && !force_staged;
   GroupOptions options;
   options.name = name;
-  JF_ASSIGN_OR_RETURN(options.domains, CreateDomains(choice, name, engine_->key()));
-  Device device;
+  auto domains = CreateDomains(choice, name, engine_->key());
+  if (!domains && choice.device_memory) {
+    return MakeError(domains.error().code,
+                     "{}. It was to reach memory of GPUs: force_staged=True goes through host memory instead",
+                     domains.error().message);
+  }
+  JF_ASSIGN_OR_RETURN(options.domains, std::move(domains));
   JF_ASSIGN_OR_RETURN(device.group, engine_->AddGroup(std::move(options)));
   JF_ASSIGN_OR_RETURN(device.kernels, SerialExecutor::Start("jf_kernels"));
   JF_ASSIGN_OR_RETURN(device.completions, SerialExecutor::Start("jf_completion"));
-  if (cuda_device != kNoGpu) {
-    device.cuda_device = cuda_device;
-    device.through_nic = choice.kind != DomainKind::kLocal;
-  }
   devices_.push_back(std::move(device));
   return devices_.size() - 1;
 }
 
 Result<std::unique_ptr<moe::RankContext>> LocalEngine::MakeContext(const Device& device, const moe::MoeConfig& config,
-                                                                   bool force_staged,
                                                                    const moe::RankContext* predecessor) {
   if (device.cuda_device == kNoGpu) return moe::Context::Create(config, device.group, device.kernels.get());
-  // NICs are given host memory: registering slots in memory of GPUs is of no use while kernels wait for flags there
-  // that only the host could set after the NIC's immediate.
-  const bool staged = force_staged || device.through_nic;
-  return CreateGpuContext(config, device.group, device.cuda_device, staged, predecessor);
+  return CreateGpuContext(config, device.group, device.cuda_device, device.force_staged, device.through_nic,
+                          predecessor);
 }
 
 Result<moe::RankContext*> LocalEngine::AddMoeContext(size_t device, const moe::MoeConfig& config, int64_t handle,
-                                                     int32_t ordinal, bool force_staged) {
+                                                     int32_t ordinal) {
   if (closed_) return MakeError(ErrorCode::kFailedPrecondition, "the fabric was closed");
   Executor* const completions = devices_[device].completions.get();
   const moe::RankContext* predecessor = ContextTable::Get().Predecessor(handle, ordinal, completions);
-  JF_ASSIGN_OR_RETURN(std::unique_ptr<moe::RankContext> context,
-                      MakeContext(devices_[device], config, force_staged, predecessor));
+  JF_ASSIGN_OR_RETURN(std::unique_ptr<moe::RankContext> context, MakeContext(devices_[device], config, predecessor));
   JF_RETURN_IF_ERROR(ContextTable::Get().Add(handle, ordinal, context.get(), completions));
   contexts_.push_back(std::move(context));
   handles_.push_back(handle);

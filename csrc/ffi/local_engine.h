@@ -31,7 +31,8 @@ class LocalEngine {
     std::unique_ptr<SerialExecutor> completions;
     // Of a GPU; else kNoGpu.
     int cuda_device = kNoGpu;
-    bool through_nic = false;  // to its peers
+    bool force_staged = false;  // its messages go through host memory
+    bool through_nic = false;   // to its peers
   };
   static constexpr int kNoGpu = -1;
 
@@ -40,16 +41,15 @@ class LocalEngine {
   static Result<std::unique_ptr<LocalEngine>> Create(int worker_threads, std::shared_ptr<const FabricKey> key);
   ~LocalEngine();
 
-  // A device, with its transport; returns its index. `cuda_device`: how CUDA numbers it, or kNoGpu. `cpus`: where its
-  // threads and its memory are to be; none: anywhere. A worker that exists already stays where it is.
-  Result<size_t> AddGroup(const std::string& name, const DomainChoice& choice, int cuda_device,
+  // A device, with its transport; returns its index. `cuda_device`: how CUDA numbers it, or kNoGpu. `force_staged`: of
+  // a GPU: messages go through host memory. `cpus`: where its threads and its memory are to be; none: anywhere. A
+  // worker that exists already stays where it is.
+  Result<size_t> AddGroup(const std::string& name, DomainChoice choice, int cuda_device, bool force_staged,
                           const std::vector<int>& cpus);
   Device& device(size_t index) { return devices_[index]; }
 
   // A local rank of the context with this handle; `ordinal` is how XLA numbers the device.
-  // `force_staged`: of a GPU, as in CudaContext.
-  Result<moe::RankContext*> AddMoeContext(size_t device, const moe::MoeConfig& config, int64_t handle, int32_t ordinal,
-                                          bool force_staged);
+  Result<moe::RankContext*> AddMoeContext(size_t device, const moe::MoeConfig& config, int64_t handle, int32_t ordinal);
   // All local ranks of a context end, so that others may take their place under the same handle. An error: something
   // still uses them at the deadline; they stay closed, and only Close is left.
   Status CloseMoeContexts(int64_t handle, int64_t timeout_us);
@@ -65,7 +65,7 @@ class LocalEngine {
  private:
   LocalEngine() : process_(getpid()) {}
   Result<std::unique_ptr<moe::RankContext>> MakeContext(const Device& device, const moe::MoeConfig& config,
-                                                        bool force_staged, const moe::RankContext* predecessor);
+                                                        const moe::RankContext* predecessor);
   // Leaves everything where it is, for ever.
   void Abandon();
 

@@ -168,20 +168,20 @@ NB_MODULE(_core, m) {
           "add_group",
           [](LocalEngine& self, const std::string& name, const std::optional<std::string>& domain,
              const std::optional<std::string>& provider, const std::vector<std::string>& nics,
-             const std::vector<int>& cpus, std::optional<int> cuda_device) {
+             const std::vector<int>& cpus, std::optional<int> cuda_device, bool force_staged) {
             const DomainChoice choice = ValueOrRaise(DomainChoiceFromEnvironment(domain, provider, nics));
-            return ValueOrRaise(self.AddGroup(name, choice, cuda_device.value_or(LocalEngine::kNoGpu), cpus));
+            return ValueOrRaise(
+                self.AddGroup(name, choice, cuda_device.value_or(LocalEngine::kNoGpu), force_staged, cpus));
           },
           nb::arg("name"), nb::arg("domain").none(), nb::arg("provider").none(), nb::arg("nics"), nb::arg("cpus"),
-          nb::arg("cuda_device").none() = nb::none())
+          nb::arg("cuda_device").none(), nb::arg("force_staged"))
       .def(
           "add_moe_context",
-          [](LocalEngine& self, size_t device, const moe::MoeConfig& config, int64_t handle, int32_t ordinal,
-             bool force_staged) {
-            return ValueOrRaise(self.AddMoeContext(device, config, handle, ordinal, force_staged));
+          [](LocalEngine& self, size_t device, const moe::MoeConfig& config, int64_t handle, int32_t ordinal) {
+            return ValueOrRaise(self.AddMoeContext(device, config, handle, ordinal));
           },
           nb::rv_policy::reference_internal, nb::arg("device"), nb::arg("config"), nb::arg("handle"),
-          nb::arg("ordinal"), nb::arg("force_staged") = false)
+          nb::arg("ordinal"))
       .def(
           "close_moe_contexts",
           [](LocalEngine& self, int64_t handle, int64_t timeout_us) {

@@ -24,11 +24,16 @@ PeerConnector::~PeerConnector() {
   }
 }
 
+Result<RegisteredMemory> PeerConnector::Register(void* given, int64_t bytes, Access access, SharedMemory& own) {
+  if (given != nullptr) return group_->RegisterMemory(given, bytes, MemoryKind::kCuda, access);
+  JF_ASSIGN_OR_RETURN(own, AllocateShared(bytes));
+  return group_->RegisterMemory(own.data(), own.size(), MemoryKind::kHost, access);
+}
+
 Status PeerConnector::Prepare(const Options& options) {
   options_ = options;
-  JF_ASSIGN_OR_RETURN(memory_, AllocateShared(options.memory_bytes));
   JF_ASSIGN_OR_RETURN(table_.own_memory,
-                      group_->RegisterMemory(memory_.data(), memory_.size(), MemoryKind::kHost, Access::kRemoteWrite));
+                      Register(options.device_memory, options.memory_bytes, Access::kRemoteWrite, memory_));
   JF_ASSIGN_OR_RETURN(table_.own_incarnation, RandomId());
   table_.rank = config_.layout.shape.rank;
   table_.peers.resize(config_.layout.shape.ranks);
@@ -110,9 +115,8 @@ Status PeerConnector::Connect(std::span<const Bytes> introductions, Deadline dea
     peer.mapped = static_cast<std::byte*>(group_->MapRemote(peer.handle, peer.memory));
   }
   if (options_.staging_bytes == 0 || mapped_peers() == config_.PresentRanks()) return {};
-  JF_ASSIGN_OR_RETURN(staging_, AllocateShared(options_.staging_bytes));
   JF_ASSIGN_OR_RETURN(table_.staging_memory,
-                      group_->RegisterMemory(staging_.data(), staging_.size(), MemoryKind::kHost, Access::kLocalOnly));
+                      Register(options_.device_staging, options_.staging_bytes, Access::kLocalOnly, staging_));
   return {};
 }
 

@@ -18,8 +18,11 @@ namespace jax_fabric::moe {
 class PeerConnector {
  public:
   struct Options {
-    int64_t memory_bytes = 0;     // that peers write into, through the engine or by stores
-    int64_t staging_bytes = 0;    // for messages on their way to peers that are not mapped
+    int64_t memory_bytes = 0;   // that peers write into, through the engine or by stores
+    int64_t staging_bytes = 0;  // for messages on their way to peers that are not mapped
+    // Of a GPU, as long, in the place of host memory that would be allocated; outlive the connector. Or null.
+    void* device_memory = nullptr;
+    void* device_staging = nullptr;
     bool map_peers = true;        // stores into peers' memory, where loads and stores reach it
     uint64_t memory_options = 0;  // equal on all ranks, beside the configuration
   };
@@ -30,7 +33,7 @@ class PeerConnector {
   PeerConnector(const PeerConnector&) = delete;
   PeerConnector& operator=(const PeerConnector&) = delete;
 
-  // Allocates and registers the memory.
+  // Allocates the memory, unless it is given, and registers it.
   Status Prepare(const Options& options);
   // `device_memory`: what peers need to reach this rank's memory on its device; may be empty.
   Result<Bytes> Introduction(ByteView device_memory) const;
@@ -44,6 +47,7 @@ class PeerConnector {
     Bytes device_memory;
   };
   const std::vector<Acquaintance>& acquaintances() const { return acquaintances_; }
+  // In host memory; else empty.
   std::span<std::byte> memory() const { return {static_cast<std::byte*>(memory_.data()), memory_.size()}; }
   std::span<std::byte> staging() const { return {static_cast<std::byte*>(staging_.data()), staging_.size()}; }
   // How many peers are reached by stores; this rank counts.
@@ -53,6 +57,8 @@ class PeerConnector {
 
  private:
   Status AddPeer(int32_t rank, ByteView bytes);
+  // `given`, or `bytes` of new memory, which `own` keeps.
+  Result<RegisteredMemory> Register(void* given, int64_t bytes, Access access, SharedMemory& own);
   uint64_t ConfigHash() const;
 
   const MoeConfig& config_;

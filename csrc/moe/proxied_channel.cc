@@ -208,24 +208,13 @@ std::string ProxiedChannel::Name(int64_t sequence) const {
   return fmt::format("moe (channel {}, exchange {})", index_, sequence);
 }
 
-std::string ProxiedChannel::MissingRanks(int64_t sequence) const {
+std::string ProxiedChannel::MissingRanks() const {
   std::string ranks;
   for (int32_t rank = 0; rank < config_.layout.shape.ranks; ++rank) {
-    if (config_.IsAbsent(rank)) continue;
-    // Kernels wait for all that comes through the host at once; what has come is seen here.
-    const bool through_host = std::find(entry_ranks_.begin(), entry_ranks_.end(), rank) != entry_ranks_.end();
-    if (through_host ? HasMessageOf(rank, sequence) : words_.missing[rank] == 0) continue;
+    if (rank == peers_.rank || config_.IsAbsent(rank) || words_.missing[rank] == 0) continue;
     ranks += fmt::format("{}{}", ranks.empty() ? "" : ", ", rank);
   }
-  return ranks;
-}
-
-// As Channel::HasMessageOf: a late peer may be writing it right now.
-__attribute__((no_sanitize("thread"))) bool ProxiedChannel::HasMessageOf(int32_t rank, int64_t sequence) const {
-  const auto* slot = static_cast<const std::byte*>(peers_.own_memory.address) + config_.ChannelOffset(index_) +
-                     config_.layout.SlotOffset(rank, sequence);
-  const auto* header = reinterpret_cast<const kernels::MessageHeader*>(slot);
-  return __atomic_load_n(&header->sequence, __ATOMIC_RELAXED) == sequence;
+  return ranks.empty() ? "any rank to tell that its message is complete" : "rank(s) " + ranks;
 }
 
 Error ProxiedChannel::ErrorOfDevice() const {
@@ -234,8 +223,8 @@ Error ProxiedChannel::ErrorOfDevice() const {
   const int32_t rank = peers_.rank;
   switch (line.error) {
     case SignalError::kDeadline:
-      return {ErrorCode::kDeadlineExceeded, fmt::format("{}: rank {} waited {} s for rank(s) {}", name, rank,
-                                                        config_.timeout_us / 1e6, MissingRanks(line.sequence))};
+      return {ErrorCode::kDeadlineExceeded,
+              fmt::format("{}: rank {} waited {} s for {}", name, rank, config_.timeout_us / 1e6, MissingRanks())};
     case SignalError::kMessage:
       return {ErrorCode::kFailedPrecondition,
               fmt::format("{}: rank {} cannot use the message of rank {}: {}. Do all ranks run the same program with "

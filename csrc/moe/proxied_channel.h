@@ -30,7 +30,7 @@ class ProxiedChannel {
   struct DeviceWords {
     kernels::ChannelSignals* signals = nullptr;
     const int64_t* message_bytes = nullptr;  // [ranks] of this rank's messages, by the send kernels
-    const uint8_t* missing = nullptr;        // [ranks] not 0: its message did not come in time
+    const uint8_t* missing = nullptr;        // [ranks] not 0: its message was not there at the deadline
   };
   // `through_host`: [ranks] not 0 for ranks to which messages go from staging_memory to own_memory of `peers`, both
   // laid out as the configuration says. All arguments but `index` and `through_host` outlive the channel.
@@ -74,8 +74,7 @@ class ProxiedChannel {
   void Refuse(const Error& error);
   std::string Name(int64_t sequence) const;
   // Of the exchange whose wait ended at its deadline.
-  std::string MissingRanks(int64_t sequence) const;
-  bool HasMessageOf(int32_t rank, int64_t sequence) const;
+  std::string MissingRanks() const;
   Error ErrorOfDevice() const;
 
   const int32_t index_;

@@ -129,6 +129,7 @@ class Rank {
   }
 
   ChannelSignals& signals(int32_t channel) { return signals_[channel]; }
+  uint8_t& missing(int32_t channel, int32_t rank) { return missing_[channel * ranks() + rank]; }
   int64_t& message_bytes(int32_t channel, int32_t rank) { return message_bytes_[channel * ranks() + rank]; }
   const MoeConfig& config() const { return config_; }
 
@@ -232,6 +233,7 @@ TEST_F(ProxiedChannelTest, AnAbsentRankIsNeitherWaitedForNorMissed) {
   OnEachRank([](Rank& rank) {
     for (int64_t sequence = 1; sequence <= 20; ++sequence) rank.Exchange(0, sequence);
   });
+  ranks_[0]->missing(1, 1) = ranks_[0]->missing(1, 2) = 1;
   auto& line = ranks_[0]->signals(1).error;
   line.error = SignalError::kDeadline;
   std::atomic_ref(line.sequence).store(int64_t{1}, std::memory_order_release);
@@ -260,7 +262,7 @@ TEST_F(ProxiedChannelTest, WordsForWhatTheDeviceSays) {
     const char* words;
   };
   const Case cases[] = {
-      {SignalError::kDeadline, 1, 0, "exchange 7): rank 0 waited 60 s for rank(s) 1"},
+      {SignalError::kDeadline, 1, 0, "exchange 7): rank 0 waited 60 s for any rank to tell"},
       {SignalError::kMessage, 1, static_cast<int64_t>(kernels::MessageFault::kSignature),
        "rank 0 cannot use the message of rank 1: the peer's call has another signature"},
       {SignalError::kCapacity, 1, 99, "99 rows were routed to the experts of rank 1, and capacity="},

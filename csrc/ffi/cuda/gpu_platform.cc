@@ -17,8 +17,12 @@ std::vector<Target> GpuTargets() {
 Result<std::shared_ptr<uint64_t>> AllocateGpuWord(int device) { return AllocateMappedWord(device); }
 
 Result<std::unique_ptr<moe::RankContext>> CreateGpuContext(const moe::MoeConfig& config, DomainGroup* group, int device,
-                                                           bool force_staged, const moe::RankContext* predecessor) {
-  return moe::CudaContext::Create(config, group, {.device = device, .force_staged = force_staged},
+                                                           bool force_staged, bool through_nic,
+                                                           const moe::RankContext* predecessor) {
+  const moe::MessageRoute route = force_staged  ? moe::MessageRoute::kHostMemory
+                                  : through_nic ? moe::MessageRoute::kDeviceMemory
+                                                : moe::MessageRoute::kKernelStores;
+  return moe::CudaContext::Create(config, group, {.device = device, .route = route},
                                   static_cast<const moe::CudaContext*>(predecessor));
 }
 

@@ -63,8 +63,9 @@ __device__ SignalError Hindrance(const ExchangeArgs& args, const ChannelState& s
 }
 
 // By one thread: until the message of `source` is here, or something else ends the wait. `flag`: by the source, or
-// null.
-__device__ bool WaitFor(const ExchangeChannel& channel, int64_t sequence, int32_t source, const int64_t* flag) {
+// null. `slot`: where its message goes.
+__device__ bool WaitFor(const ExchangeChannel& channel, int64_t sequence, int32_t source, const int64_t* flag,
+                        const void* slot) {
   // Acquires what the peer's kernel released, or what the host did for it.
   const SystemWord<int64_t> word(flag != nullptr ? *const_cast<int64_t*>(flag) : channel.signals->host.done);
   const uint64_t begin_ns = GlobalTimerNs();
@@ -76,7 +77,9 @@ __device__ bool WaitFor(const ExchangeChannel& channel, int64_t sequence, int32_
     const SignalError error = ErrorOf(channel);
     const bool late = static_cast<int64_t>(GlobalTimerNs() - begin_ns) > channel.timeout_ns;
     if (late || error == SignalError::kDeadline) {
-      channel.missing[source] = 1;
+      // The host tells of all messages at once. A late one may be coming right now: this only chooses words.
+      const auto* header = static_cast<const volatile MessageHeader*>(slot);
+      channel.missing[source] = flag != nullptr || header->sequence != sequence;
       Fail(channel, SignalError::kDeadline, source, 0);
       return false;
     }
@@ -150,7 +153,7 @@ __device__ bool Receive(const ExchangeArgs& args, const ChannelEpoch& epoch, int
   const bool is_plain = IsPlain(args.kind, expected);
   if (threadIdx.x == 0) {
     checks.Begin();
-    arrived = WaitFor(args.channel, sequence, source, peer.flag != nullptr ? epoch.flags + source : nullptr);
+    arrived = WaitFor(args.channel, sequence, source, peer.flag != nullptr ? epoch.flags + source : nullptr, slot);
     MessageFault fault = MessageFault::kNone;
     if (arrived && is_plain) {
       const MessageHeader header = LoadHeader(slot);

@@ -20,7 +20,7 @@ using DeviceWord = ::cuda::atomic_ref<T, ::cuda::thread_scope_device>;
 // `host_word`: of the host, or null.
 __device__ __forceinline__ void Tell(int64_t sequence, int64_t* flag, int64_t* host_word) {
   // release, and cumulative: what this thread has seen of other blocks and of earlier kernels is ordered before both.
-  // The peer's kernel, or the host's proxy, acquires it.
+  // The peer's kernel, or the host's worker, acquires it.
   ::cuda::atomic_thread_fence(::cuda::memory_order_release, ::cuda::thread_scope_system);
   if (host_word != nullptr) SystemWord<int64_t>(*host_word).store(sequence, ::cuda::memory_order_relaxed);
   if (flag != nullptr) SystemWord<int64_t>(*flag).store(sequence, ::cuda::memory_order_relaxed);

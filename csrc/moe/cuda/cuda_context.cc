@@ -27,6 +27,21 @@ int64_t BytesOfAll(int32_t channels, const kernels::SlotLayout& layout) {
   return parts.bytes();
 }
 
+// Kernels read what a NIC has written into their device's memory after the host has told them, and the host makes no
+// call into CUDA in between that would order the one before the other.
+Status CheckDirectAccess(int device) {
+  int supported = 0, ordering = 0;
+  JF_RETURN_IF_ERROR(
+      FromCuda(cudaDeviceGetAttribute(&supported, cudaDevAttrGPUDirectRDMASupported, device), "GPUDirect RDMA"));
+  JF_RETURN_IF_ERROR(FromCuda(cudaDeviceGetAttribute(&ordering, cudaDevAttrGPUDirectRDMAWritesOrdering, device),
+                              "GPUDirect RDMA's ordering"));
+  if (supported != 0 && ordering >= cudaGPUDirectRDMAWritesOrderingOwner) return {};
+  return MakeError(ErrorCode::kFailedPrecondition, "GPU {} {}: force_staged=True exchanges through host memory instead",
+                   device,
+                   supported == 0 ? "cannot be written to by NICs (GPUDirect RDMA)"
+                                  : "does not order what NICs write before what its kernels read");
+}
+
 }  // namespace
 
 Result<std::unique_ptr<CudaContext>> CudaContext::Create(const MoeConfig& config, DomainGroup* group,
@@ -37,12 +52,6 @@ Result<std::unique_ptr<CudaContext>> CudaContext::Create(const MoeConfig& config
   JF_RETURN_IF_ERROR(FromCuda(guard.error(), "cudaSetDevice"));
   // Now, since loading one might wait for a kernel that runs.
   JF_RETURN_IF_ERROR(FromCuda(kernels::cuda::LoadKernels(), "loading kernels"));
-  const int64_t slots_bytes = options.force_staged ? context->SlotsBytes() : 0;
-  // Unless staged, nothing is written there through the engine; it still has to be something.
-  JF_RETURN_IF_ERROR(context->connector_->Prepare({.memory_bytes = std::max<int64_t>(slots_bytes, 8),
-                                                   .staging_bytes = slots_bytes,
-                                                   .map_peers = false,
-                                                   .memory_options = options.force_staged ? 2u : 1u}));
   JF_RETURN_IF_ERROR(context->AllocateMemory());
   JF_RETURN_IF_ERROR(context->TakeRecordedMemory(predecessor));
   return context;
@@ -55,21 +64,39 @@ CudaContext::~CudaContext() = default;
 bool CudaContext::Retire() {
   proxied_.clear();
   peers_.clear();
-  shared_ = {};
   host_slots_ = {};
   staging_slots_ = {};
-  connector_.reset();
+  connector_.reset();  // NICs let go of what follows
+  shared_ = {};
+  device_staging_ = {};
   return true;
 }
 
 int64_t CudaContext::FlagOffset(int32_t channel, int32_t source) const {
-  const int64_t slots_bytes = options_.force_staged ? 0 : SlotsBytes();
+  const int64_t slots_bytes = in_host_memory() ? 0 : SlotsBytes();
   return slots_bytes + (int64_t{channel} * config_.layout.shape.ranks + source) * static_cast<int64_t>(sizeof(int64_t));
 }
 
 Status CudaContext::AllocateMemory() {
   JF_ASSIGN_OR_RETURN(shared_, DeviceMemory::Allocate(options_.device, FlagOffset(config_.channels, 0)));
-  if (!options_.force_staged) return {};
+  // By kernel stores nothing is written there through the engine; it still has to be something.
+  PeerConnector::Options options{.memory_bytes = through_host() ? SlotsBytes() : 8,
+                                 .staging_bytes = through_host() ? SlotsBytes() : 0,
+                                 .map_peers = false,
+                                 .memory_options = static_cast<uint64_t>(options_.route)};
+  if (options_.route == MessageRoute::kDeviceMemory) {
+    JF_RETURN_IF_ERROR(CheckDirectAccess(options_.device));
+    JF_ASSIGN_OR_RETURN(device_staging_, DeviceMemory::Allocate(options_.device, SlotsBytes()));
+    options.device_memory = shared_.data();
+    options.device_staging = device_staging_.data();
+  }
+  const Status prepared = connector_->Prepare(options);
+  if (!prepared && options_.route == MessageRoute::kDeviceMemory) {
+    return MakeError(prepared.error().code, "{}. force_staged=True exchanges through host memory instead",
+                     prepared.error().message);
+  }
+  JF_RETURN_IF_ERROR(prepared);
+  if (!in_host_memory()) return {};
   JF_ASSIGN_OR_RETURN(host_slots_, MappedMemory::Register(options_.device, connector_->memory()));
   return {};
 }
@@ -98,7 +125,7 @@ Status CudaContext::TakeRecordedMemory(const CudaContext* predecessor) {
 }
 
 Result<Bytes> CudaContext::Introduction() const {
-  if (options_.force_staged) return connector_->Introduction({});
+  if (through_host()) return connector_->Introduction({});
   JF_ASSIGN_OR_RETURN(const Bytes exported, shared_.Export());
   return connector_->Introduction(exported);
 }
@@ -106,12 +133,9 @@ Result<Bytes> CudaContext::Introduction() const {
 Status CudaContext::Connect(std::span<const Bytes> introductions, Deadline deadline) {
   JF_RETURN_IF_ERROR(connector_->Connect(introductions, deadline));
   const DeviceGuard guard(options_.device);
-  if (options_.force_staged) {
-    if (!connector_->staging().empty()) {
-      JF_ASSIGN_OR_RETURN(staging_slots_, MappedMemory::Register(options_.device, connector_->staging()));
-    }
-  } else {
-    JF_RETURN_IF_ERROR(OpenPeers());
+  if (!through_host()) JF_RETURN_IF_ERROR(OpenPeers());
+  if (!connector_->staging().empty()) {
+    JF_ASSIGN_OR_RETURN(staging_slots_, MappedMemory::Register(options_.device, connector_->staging()));
   }
   for (int32_t index = 0; index < config_.channels; ++index) JF_RETURN_IF_ERROR(MakeChannel(index));
   for (const auto& channel : proxied_) channel->StartPolling();
@@ -139,7 +163,7 @@ Status CudaContext::OpenPeers() {
 }
 
 std::byte* CudaContext::ReceiveSlot(int32_t channel, int32_t rank, int parity) const {
-  std::byte* const base = options_.force_staged ? host_slots_.device() : shared_.data();
+  std::byte* const base = in_host_memory() ? host_slots_.device() : shared_.data();
   return base + config_.ChannelOffset(channel) + config_.layout.SlotOffset(rank, parity);
 }
 
@@ -147,8 +171,9 @@ std::byte* CudaContext::SendSlot(int32_t channel, int32_t rank, int parity) cons
   const int32_t me = config_.layout.shape.rank;
   // What the send kernel says to an absent rank, the exchange kernel replaces by what comes of it: nothing.
   if (rank == me || config_.IsAbsent(rank)) return ReceiveSlot(channel, rank, parity);
-  if (options_.force_staged) {
-    return staging_slots_.device() + config_.ChannelOffset(channel) + config_.layout.SlotOffset(rank, parity);
+  if (through_host()) {
+    std::byte* const staging = in_host_memory() ? staging_slots_.device() : device_staging_.data();
+    return staging + config_.ChannelOffset(channel) + config_.layout.SlotOffset(rank, parity);
   }
   return peers_[rank].data() + config_.ChannelOffset(channel) + config_.layout.SlotOffset(me, parity);
 }
@@ -171,8 +196,8 @@ Status CudaContext::MakeChannel(int32_t index) {
   for (int32_t rank = 0; rank < ranks; ++rank) {
     peers[rank].incarnation = table.peers[rank].incarnation;
     peers[rank].absent = config_.IsAbsent(rank);
-    through_host[rank] = options_.force_staged && rank != me && !peers[rank].absent;
-    std::byte* const memory = rank == me ? shared_.data() : options_.force_staged ? nullptr : peers_[rank].data();
+    through_host[rank] = this->through_host() && rank != me && !peers[rank].absent;
+    std::byte* const memory = rank == me ? shared_.data() : this->through_host() ? nullptr : peers_[rank].data();
     if (memory != nullptr) peers[rank].flag = reinterpret_cast<int64_t*>(memory + FlagOffset(index, me));
     for (int parity = 0; parity < 2; ++parity) {
       send_slots[parity * ranks + rank] = SendSlot(index, rank, parity);
@@ -199,11 +224,11 @@ Status CudaContext::MakeChannel(int32_t index) {
   memory.exchange.peers = on_device.peers;
   memory.exchange.expert_rows = on_device.expert_rows;
   // Recorded launches say it in all epochs: also when all the others are absent.
-  memory.exchange.through_host = options_.force_staged && ranks > 1;
+  memory.exchange.through_host = this->through_host() && ranks > 1;
   memory.exchange.timeout_ns = config_.timeout_us * 1000;
   memory.send_slots = on_device.send_slots;
   memory.receive_slots = on_device.receive_slots;
-  memory.message_bytes = options_.force_staged ? mapped_words.message_bytes : on_device.message_bytes;
+  memory.message_bytes = this->through_host() ? mapped_words.message_bytes : on_device.message_bytes;
   memory.workspace = on_device.workspace;
   int multiprocessors = 0;
   JF_RETURN_IF_ERROR(FromCuda(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, options_.device),
@@ -218,11 +243,12 @@ const CudaChannel* CudaContext::channel(int32_t index) const {
   return channels_[index].get();
 }
 
-int32_t CudaContext::mapped_peers() const { return options_.force_staged ? 1 : config_.PresentRanks(); }
+int32_t CudaContext::mapped_peers() const { return through_host() ? 1 : config_.PresentRanks(); }
 
 int64_t CudaContext::memory_bytes() const {
   const int64_t in_host_memory = static_cast<int64_t>(connector_->memory().size() + connector_->staging().size());
-  return shared_.bytes() + recorded_->device.bytes() + recorded_->host.bytes() + in_host_memory;
+  return shared_.bytes() + device_staging_.bytes() + recorded_->device.bytes() + recorded_->host.bytes() +
+         in_host_memory;
 }
 
 const Error* CudaContext::error() const {

@@ -1,7 +1,8 @@
 // One rank of an expert-parallel context on a GPU: its memory there, its peers, its channels.
 //
 // Peers whose memory the GPU can reach get their messages by its kernels' stores, and flags by which their kernels
-// know. With `force_staged` no peer does: messages go through host memory, and the host brings them there.
+// know. On the other routes the host brings messages to all peers and tells kernels of theirs: from host memory into
+// host memory, or, by NICs that reach memory of GPUs, from there to there.
 //
 // XLA replays launches that it has recorded without asking anybody, and a membership epoch later a context takes the
 // place of this one. So whatever launches name (RecordedMemory) passes from context to context, and says where the rest
@@ -18,6 +19,7 @@
 #include "csrc/moe/cuda/cuda_channel.h"
 #include "csrc/moe/cuda/device_memory.h"
 #include "csrc/moe/cuda/mapped_memory.h"
+#include "csrc/moe/cuda/message_route.h"
 #include "csrc/moe/peer_connector.h"
 #include "csrc/moe/proxied_channel.h"
 #include "csrc/moe/rank_context.h"
@@ -28,7 +30,7 @@ class CudaContext final : public RankContext {
  public:
   struct Options {
     int device = 0;  // as CUDA numbers it in this process
-    bool force_staged = false;
+    MessageRoute route = MessageRoute::kKernelStores;
   };
   // Allocates the memory; `group` outlives the context. `predecessor`: the retired context of an earlier
   // epoch, of the same shape, whose recorded programs go on with this one; or null.
@@ -40,7 +42,7 @@ class CudaContext final : public RankContext {
   Result<Bytes> Introduction() const override;
   Status Connect(std::span<const Bytes> introductions, Deadline deadline) override;
   int32_t mapped_peers() const override;
-  // Slots and, if staged, their copies to be sent; flags, workspaces, and words between device and host.
+  // Slots and, if the host sends them, their copies to be sent; flags, workspaces, and words between device and host.
   int64_t memory_bytes() const override;
   std::vector<int32_t> LostRanks() const override { return connector_->LostRanks(); }
   const Error* error() const override;
@@ -72,6 +74,9 @@ class CudaContext final : public RankContext {
   Status MakeChannel(int32_t index);
   // False: some channel may still be launched on as if nothing had happened.
   bool FailOnDevice();
+  // The host tells kernels that messages are here.
+  bool through_host() const { return options_.route != MessageRoute::kKernelStores; }
+  bool in_host_memory() const { return options_.route == MessageRoute::kHostMemory; }
   // Where rank's message of that parity goes, and where one from it comes from, as the device sees it.
   std::byte* SendSlot(int32_t channel, int32_t rank, int parity) const;
   std::byte* ReceiveSlot(int32_t channel, int32_t rank, int parity) const;
@@ -83,12 +88,14 @@ class CudaContext final : public RankContext {
   const MoeConfig config_;
   DomainGroup* const group_;
   const Options options_;
+  // On the device, what peers write: slots, unless they are in host memory, and flags; and slots to be sent by NICs.
+  // Before the connector, which has registered them.
+  DeviceMemory shared_;
+  DeviceMemory device_staging_;
   std::unique_ptr<PeerConnector> connector_;
   std::shared_ptr<const RecordedMemory> recorded_;
-  // On the device, what peers write: slots, unless staged, and flags.
-  DeviceMemory shared_;
-  std::vector<PeerDeviceMemory> peers_;  // of each rank but this one; empty if staged
-  // In host memory, with staging: the slots and the staging slots of the connector.
+  std::vector<PeerDeviceMemory> peers_;  // of each rank but this one, by kernel stores; else empty
+  // With host memory: the slots and the staging slots of the connector.
   MappedMemory host_slots_;
   MappedMemory staging_slots_;
   std::vector<std::unique_ptr<CudaChannel>> channels_;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "csrc/engine/domains/connectx/double/device.h"
+#include "csrc/engine/domains/connectx/double/gpu_copies.h"
 
 namespace jax_fabric::verbs_double {
 namespace {
@@ -19,6 +20,13 @@ void CopyToMemory(void* to, const std::vector<std::byte>& bytes) {
   static std::mutex bus;
   const std::lock_guard<std::mutex> lock(bus);
   std::memcpy(to, bytes.data(), bytes.size());
+}
+
+void CopyFromMemory(const Work& work, uint64_t size, std::vector<std::byte>& bytes) {
+  const std::byte* source = (work.inlined.empty() ? work.source : work.inlined.data()) + work.offset;
+  if (!work.on_gpu) return bytes.assign(source, source + size);
+  bytes.resize(size);
+  GpuCopy(bytes.data(), source, size);
 }
 
 }  // namespace
@@ -64,7 +72,7 @@ void Device::SendWork(QueuePair& pair) {
     const bool reads = work.offset == 0 && work.length > 0 && work.inlined.empty();
     const auto at = reinterpret_cast<uint64_t>(work.source);
     const Memory* memory = reads ? FindMemory(work.key, at, work.length, 0) : nullptr;
-    if (memory != nullptr) work.source = memory->At(at);
+    if (memory != nullptr) work.source = memory->At(at), work.on_gpu = memory->on_gpu;
     if (reads && memory == nullptr) {
       if (pair.next > 0) return;  // what is in front of it ends first
       const Work refused = std::move(work);
@@ -80,8 +88,7 @@ void Device::SendPart(QueuePair& pair, Work& work) {
   Packet packet;
   PacketHeader& header = packet.header;
   const uint64_t size = std::min<uint64_t>(Wire::kMaxPayload, work.length - work.offset);
-  const std::byte* source = work.inlined.empty() ? work.source : work.inlined.data();
-  if (size > 0) packet.bytes.assign(source + work.offset, source + work.offset + size);
+  if (size > 0) CopyFromMemory(work, size, packet.bytes);
   header.is_write = work.is_write;
   header.has_immediate = work.has_immediate;
   header.immediate = work.immediate;
@@ -176,7 +183,11 @@ bool Device::Take(QueuePair& pair, const Packet& packet) {
         return true;
       }
       // Twice does no harm: a part that waits for a receive is here again.
-      CopyToMemory(memory->At(at), packet.bytes);
+      if (memory->on_gpu) {
+        GpuCopy(memory->At(at), packet.bytes.data(), packet.bytes.size());
+      } else {
+        CopyToMemory(memory->At(at), packet.bytes);
+      }
     }
   }
   const bool needs_receive = !header.is_write || (header.last && header.has_immediate);

@@ -21,6 +21,7 @@ struct Memory : ibv_mr {
   // Where its bytes are: at its address, but for a dma-buf, which this device has mapped.
   std::byte* bytes = nullptr;
   bool mapped = false;
+  bool on_gpu = false;
 
   std::byte* At(uint64_t address) const { return bytes + (address - reinterpret_cast<uint64_t>(addr)); }
 };
@@ -61,6 +62,7 @@ struct Work {
   bool sent = false;
   uint32_t immediate = 0;
   const std::byte* source = nullptr;
+  bool on_gpu = false;
   std::vector<std::byte> inlined;  // the source itself
   uint64_t length = 0;
   uint64_t offset = 0;  // bytes that have been sent

@@ -16,6 +16,7 @@
 
 #include "csrc/engine/domains/connectx/double/device.h"
 #include "csrc/engine/domains/connectx/double/gids.h"
+#include "csrc/engine/domains/connectx/double/gpu_copies.h"
 
 namespace jax_fabric::verbs_double {
 namespace {
@@ -59,6 +60,7 @@ int PostSharedReceive(ibv_srq* queue, ibv_recv_wr* work, ibv_recv_wr** bad) {
 
 ibv_mr* Register(ibv_pd* domain, void* address, size_t length, unsigned access, std::byte* mapped = nullptr) {
   auto memory = std::make_unique<Memory>();
+  memory->on_gpu = mapped == nullptr && IsGpuMemory(address);
   memory->bytes = mapped != nullptr ? mapped : static_cast<std::byte*>(address);
   memory->mapped = mapped != nullptr;
   memory->context = domain->context;
@@ -193,13 +195,16 @@ ibv_mr* ibv_reg_mr_iova2(ibv_pd* domain, void* address, size_t length, uint64_t,
   return Register(domain, address, length, access);
 }
 
-// Any file that can be mapped stands for a dma-buf.
+// Any file that can be mapped stands for a dma-buf; a real one of a GPU, which cannot be, for the memory there.
 ibv_mr* ibv_reg_dmabuf_mr(ibv_pd* domain, uint64_t offset, size_t length, uint64_t address, int fd, int access) {
   const uint64_t page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
   const uint64_t before = offset % page;
   void* mapped =
       mmap(nullptr, before + length, PROT_READ | PROT_WRITE, MAP_SHARED, fd, static_cast<off_t>(offset - before));
-  if (mapped == MAP_FAILED) return nullptr;
+  if (mapped == MAP_FAILED) {
+    if (!IsGpuMemory(reinterpret_cast<void*>(address))) return nullptr;
+    return Register(domain, reinterpret_cast<void*>(address), length, static_cast<unsigned>(access));
+  }
   ibv_mr* memory = Register(domain, reinterpret_cast<void*>(address), length, static_cast<unsigned>(access),
                             static_cast<std::byte*>(mapped) + before);
   if (memory == nullptr) munmap(mapped, before + length);

@@ -34,6 +34,9 @@ from jax_fabric.watcher import ProgramWatcher
 if TYPE_CHECKING:
     from jax_fabric.moe.config import ExpertParallelConfig
 
+#: Transports notice a death at the latest so long after a peer's last sign of life.
+LOSS_BY_SILENCE_S = 15.0
+
 
 @dataclasses.dataclass
 class _MoeContext:
@@ -270,7 +273,8 @@ class Fabric:
         """Goes on without the processes that were lost; collective over those that are left.
 
         Call it in every surviving process after a call (on GPUs: ``check()``) has raised the loss
-        of a rank, once all that this process has running has ended. The survivors agree on who they
+        of a rank, once all that this process has running has ended. Where the loss is not known
+        yet, it waits for that, up to 15 s. The survivors agree on who they
         are; all contexts of the fabric begin anew among them, with memory that a late write of a
         lost process cannot reach. Compiled programs stay as they are: experts of lost ranks count
         as ids outside [0, E), and their rows of results come from nobody. Programs must not have
@@ -308,6 +312,8 @@ class Fabric:
                 f"mesh, {sorted(set(self._processes) - {jax.process_index()})}"
             )
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
+        if not rejoin:
+            self.wait_for_loss(min(timeout_s, LOSS_BY_SILENCE_S))
         epoch = self._membership.epoch + 1
         # Also where it fails: the others count the attempt, too.
         self._membership = dataclasses.replace(self._membership, epoch=epoch)
@@ -332,6 +338,25 @@ class Fabric:
         present = np.vectorize(lambda device: device.process_index in processes)(self.mesh.devices)
         present.setflags(write=False)
         return Membership(epoch, tuple(processes), present, step)
+
+    def wait_for_loss(self, timeout_s: float) -> bool:
+        """Waits until this process has noticed the loss of another one.
+
+        A NIC may fail to write to a peer before anybody knows whether that has died or is out of
+        reach for a moment.
+
+        Args:
+          timeout_s: how long to wait, seconds.
+
+        Returns:
+          Whether it has.
+        """
+        deadline = time.monotonic() + seconds("timeout_s", timeout_s)
+        while not self.lost_processes():
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.01)
+        return True
 
     def lost_processes(self) -> set[int]:
         """Indices of processes whose loss this one has noticed, and not recovered from."""

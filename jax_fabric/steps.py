@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Literal, TypeVar
 
@@ -10,12 +9,12 @@ import jax
 
 from jax_fabric.arguments import instance, integer
 from jax_fabric.errors import InvalidArgument
-from jax_fabric.fabric import Fabric
+from jax_fabric.fabric import LOSS_BY_SILENCE_S, Fabric
 from jax_fabric.membership import Membership
 
 State = TypeVar("State")
 
-# Survivors hear of a loss one after the other: who asks soon after the error may be too early.
+# Survivors hear of a loss one after the other: who asks soon after an error may be too early.
 _LOSS_IS_KNOWN_AFTER_S = 2.0
 
 
@@ -67,8 +66,10 @@ def run_steps(
         try:
             after = jax.block_until_ready(step(number, state, fabric.membership))
             fabric.check()
-        except Exception:
-            if on_peer_loss == "raise" or not _has_lost(fabric):
+        except Exception as error:
+            of_exchange = "(channel " in str(error)
+            patience_s = LOSS_BY_SILENCE_S if of_exchange else _LOSS_IS_KNOWN_AFTER_S
+            if on_peer_loss == "raise" or not fabric.wait_for_loss(patience_s):
                 raise
             agreed = fabric.recover(step=number).step
             if agreed < max(first, number - 1):
@@ -81,12 +82,3 @@ def run_steps(
             continue
         number, before, state = number + 1, state, after
     return state
-
-
-def _has_lost(fabric: Fabric) -> bool:
-    deadline = time.monotonic() + _LOSS_IS_KNOWN_AFTER_S
-    while not fabric.lost_processes():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True

@@ -194,6 +194,11 @@ Status DomainGroup::PeerStatus(PeerHandle handle) const {
   return tl::unexpected<Error>(peer->cause);
 }
 
+std::string DomainGroup::PeerLabel(PeerHandle handle) const {
+  const Result<Peer*> peer = planner_->FindPeer(handle, "peer label");
+  return peer ? (*peer)->label : std::string();
+}
+
 Result<std::string> DomainGroup::PeerPath(PeerHandle handle) const {
   JF_ASSIGN_OR_RETURN(const Peer* peer, planner_->FindPeer(handle, "peer path"));
   // Acquire, partner: the store of kReady; `ids` was written before.

@@ -60,6 +60,8 @@ class DomainGroup {
   void RemovePeer(PeerHandle peer);
   // An error, its cause, once the peer is lost or removed.
   Status PeerStatus(PeerHandle peer) const;
+  // As errors name it (Error::peer); empty: there is no such peer.
+  std::string PeerLabel(PeerHandle peer) const;
   // How writes reach it, for users; "not connected" before it is ready and after it is lost (see Domain::peer_path).
   Result<std::string> PeerPath(PeerHandle peer) const;
   // How many peers of this group were lost or removed so far: PeerStatus says which.

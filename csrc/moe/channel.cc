@@ -413,7 +413,7 @@ void Channel::PoisonSend(Error error) {
   PoisonIfPeerIsLost();  // says more
   if (pending()) {
     error.message =
-        fmt::format("{}: rank {} cannot send{}: {}", NameOfPending(), peers_.rank, NameLostTarget(), error.message);
+        fmt::format("{}: rank {} cannot send{}: {}", NameOfPending(), peers_.rank, NameTarget(error), error.message);
   }
   Poison(error);
 }

@@ -105,7 +105,7 @@ class Channel {
   bool IsUntold();
   bool HasMessageOf(int32_t rank) const;
   Error NameAbsentRanks(const Error& cause) const;
-  std::string NameLostTarget() const;
+  std::string NameTarget(const Error& error) const;
   Error NameBlockedTurn() const;
   Error NameLeader(const Error& cause) const;
   std::string NameOfCurrent() const;

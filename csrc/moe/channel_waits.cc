@@ -66,13 +66,14 @@ void Channel::PoisonIfPeerIsLost() {
   }
 }
 
-// The engine knows it by the name of its process and device.
-std::string Channel::NameLostTarget() const {
+// The engine knows it by the name of its process and device. A write may fail before its peer is known to be lost.
+std::string Channel::NameTarget(const Error& error) const {
   for (int32_t rank = 0; rank < config_.layout.shape.ranks; ++rank) {
     if (rank == peers_.rank || config_.IsAbsent(rank) || group_->PeerStatus(peers_.peers[rank].handle)) continue;
     return fmt::format(" to rank {}, which is lost", rank);
   }
-  return {};
+  const std::optional<int32_t> rank = peers_.RankNamedBy(error, *group_);
+  return rank ? fmt::format(" to rank {}", *rank) : std::string();
 }
 
 // A rank that stores its message itself may die before it tells us that it has: the message is here, and its immediate

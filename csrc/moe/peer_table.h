@@ -4,6 +4,7 @@
 #define JAX_FABRIC_MOE_PEER_TABLE_H_
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "csrc/engine/domain_group.h"
@@ -42,6 +43,14 @@ struct PeerTable {
 
   uint32_t Immediate(int32_t rank, int32_t channel, ChannelImmediate which) const {
     return peers[rank].first_immediate + channel * kImmediatesPerChannel + static_cast<uint32_t>(which);
+  }
+  // The rank that an error of the group's requests names, or none.
+  std::optional<int32_t> RankNamedBy(const Error& error, const DomainGroup& group) const {
+    for (size_t i = 0; i < peers.size() && !error.peer.empty(); ++i) {
+      const bool takes_part = peers[i].incarnation != 0;
+      if (takes_part && static_cast<int32_t>(i) != rank && group.PeerLabel(peers[i].handle) == error.peer) return i;
+    }
+    return {};
   }
 };
 

@@ -140,8 +140,9 @@ void ProxiedChannel::OnSent(const Signal& signal, const Error* error) {
   } else if (const auto loss = LossOfPeer()) {
     Refuse(*loss);  // with the rank, which the engine does not know
   } else {
-    Refuse(Error{error->code,
-                 fmt::format("{}: rank {} cannot send: {}", Name(signal.sequence), peers_.rank, error->message)});
+    const std::optional<int32_t> rank = peers_.RankNamedBy(*error, *group_);
+    Refuse(Error{error->code, fmt::format("{}: rank {} cannot send{}: {}", Name(signal.sequence), peers_.rank,
+                                          rank ? fmt::format(" to rank {}", *rank) : "", error->message)});
   }
   outstanding_.fetch_sub(1, std::memory_order_release);
 }

@@ -164,6 +164,7 @@ class Checker:
         for mine, whole in self.local(got, wanted):
             error = np.max(np.abs(mine - whole)) / max(1e-9, np.max(np.abs(whole)))
             if not error <= tolerance:
+                self.fabric.check()
                 raise AssertionError(f"{what}: relative error {error}")
 
     def expect_nothing(self, got, what: str) -> None:

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -24,12 +25,14 @@ namespace jax_fabric::benchmarks {
 namespace {
 
 constexpr char kUsage[] =
-    R"(usage: nic_benchmark --over tcp;ofi_rxm|shm|rdma [--repetitions N] [--quick]
+    R"(usage: nic_benchmark --over tcp;ofi_rxm|shm|rdma [--repetitions N] [--quick] [--pages N] [--case TEXT]
+                     [--contender TEXT]
 
 Writes from one process to another: by a raw loop, by the domain over the same library, and by the engine, in turn. Over
 a provider of libfabric it is the efa domain; over "rdma", this machine's first and last RDMA device (scripts/soft_roce has
 two), the connectx domain. One JSON object a line and contender: the case, and the seconds of each repetition. Progress
-goes to stderr.
+goes to stderr. --pages says how many pages a repetition writes; on a busy machine the best of many short ones says most.
+--case and --contender run those alone that have TEXT in their names.
 )";
 constexpr char kRdma[] = "rdma";
 constexpr uint64_t kMemoryBytes = 64 << 20;
@@ -38,6 +41,8 @@ constexpr uint32_t kLargeWindow = 4;
 
 struct Options {
   std::string over;
+  std::string only_case;
+  std::string only_contender;
   int repetitions = 9;
   uint64_t run_bytes = 128 << 20;
   uint64_t run_pages = 32768;
@@ -137,6 +142,7 @@ std::vector<Case> Cases(const Options& options, const Room& room) {
     apart.batch.raw_immediates_apart = true;
     cases.push_back(std::move(apart));
   }
+  std::erase_if(cases, [&](const Case& each) { return each.name.find(options.only_case) == std::string::npos; });
   return cases;
 }
 
@@ -154,12 +160,21 @@ Status CheckBytes(const ProcessPair& pair, size_t contender, const Batch& batch,
   return {};
 }
 
-Status RunCase(ProcessPair& pair, const Case& each, int repetitions, uint8_t& seed) {
-  const size_t count = pair.contenders().size();
-  std::vector<std::vector<double>> seconds(count);
+// Indices of the contenders that take part.
+std::vector<size_t> Chosen(const ProcessPair& pair, const Options& options) {
+  std::vector<size_t> chosen;
+  for (size_t i = 0; i < pair.contenders().size(); ++i) {
+    if (pair.contenders()[i]->name().find(options.only_contender) != std::string::npos) chosen.push_back(i);
+  }
+  return chosen;
+}
+
+Status RunCase(ProcessPair& pair, const Case& each, std::span<const size_t> chosen, int repetitions, uint8_t& seed) {
+  std::vector<std::vector<double>> seconds(pair.contenders().size());
   for (int round = -1; round < repetitions; ++round) {
-    for (size_t i = 0; i < count; ++i) {
-      const size_t turn = (i + static_cast<size_t>(round + 1)) % count;  // nobody is always behind the same one
+    for (size_t i = 0; i < chosen.size(); ++i) {
+      // Nobody is always behind the same one.
+      const size_t turn = chosen[(i + static_cast<size_t>(round + 1)) % chosen.size()];
       pair.Turn(turn);
       if (round < 0) {
         JF_RETURN_IF_ERROR(CheckBytes(pair, turn, each.batch, ++seed));
@@ -170,7 +185,7 @@ Status RunCase(ProcessPair& pair, const Case& each, int repetitions, uint8_t& se
       seconds[turn].push_back(static_cast<double>(SteadyClock::Get().NowNs() - begin_ns) * 1e-9);
     }
   }
-  for (size_t i = 0; i < count; ++i) {
+  for (const size_t i : chosen) {
     std::printf("{\"case\": \"%s\", \"contender\": \"%s\", \"write_bytes\": %lu, \"writes\": %zu, \"window\": %u, ",
                 each.name.c_str(), pair.contenders()[i]->name().c_str(), each.batch.write_bytes,
                 each.batch.offsets.size(), each.batch.window);
@@ -186,10 +201,11 @@ Status Run(const Options& options) {
   Room room;
   const auto make = [&](Role role, std::span<std::byte> memory) { return MakeEnds(options.over, role, memory, room); };
   JF_ASSIGN_OR_RETURN(const auto pair, ProcessPair::Start(kMemoryBytes, make));
+  const std::vector<size_t> chosen = Chosen(*pair, options);
   uint8_t seed = 0;
   for (const Case& each : Cases(options, room)) {
     std::fprintf(stderr, "%s: %s\n", options.over.c_str(), each.name.c_str());
-    JF_RETURN_IF_ERROR(RunCase(*pair, each, options.repetitions, seed));
+    JF_RETURN_IF_ERROR(RunCase(*pair, each, chosen, options.repetitions, seed));
   }
   return {};
 }
@@ -205,14 +221,20 @@ int Main(int argc, char** argv) {
       options.run_pages = 4096;
     } else if (flag == "--over" && i + 1 < argc) {
       options.over = argv[++i];
+    } else if (flag == "--case" && i + 1 < argc) {
+      options.only_case = argv[++i];
+    } else if (flag == "--contender" && i + 1 < argc) {
+      options.only_contender = argv[++i];
+    } else if (flag == "--pages" && i + 1 < argc) {
+      options.run_pages = std::strtoull(argv[++i], nullptr, 10);
     } else if (flag == "--repetitions" && i + 1 < argc) {
       options.repetitions = std::atoi(argv[++i]);
     } else {
       return std::fprintf(stderr, "nic_benchmark: %s: unknown, or without a value\n%s", argv[i], kUsage), 2;
     }
   }
-  if (options.over.empty() || options.repetitions < 1) {
-    return std::fprintf(stderr, "nic_benchmark: an --over, and at least 1 of --repetitions\n%s", kUsage), 2;
+  if (options.over.empty() || options.repetitions < 1 || options.run_pages < 1) {
+    return std::fprintf(stderr, "nic_benchmark: an --over, and at least 1 of --repetitions and --pages\n%s", kUsage), 2;
   }
   const Status status = Run(options);
   if (!status) std::fprintf(stderr, "nic_benchmark: %s\n", status.error().message.c_str());

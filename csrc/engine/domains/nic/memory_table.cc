@@ -3,33 +3,6 @@
 #include <utility>
 
 namespace jax_fabric::nic {
-namespace {
-
-constexpr uint64_t kOneHolder = 1;
-constexpr uint64_t kHolders = 0xffffffff;
-
-uint64_t Tag(uint64_t provider_key, uint64_t incarnation) {
-  uint64_t x = incarnation + provider_key * 0x9e3779b97f4a7c15ull;  // splitmix64
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-  return (x ^ (x >> 31)) << 32;
-}
-
-bool Contains(uint64_t begin, uint64_t size, uint64_t address, uint64_t length) {
-  return address >= begin && length <= size && address - begin <= size - length;
-}
-
-}  // namespace
-
-uint64_t SealRemoteKey(uint64_t provider_key, uint64_t incarnation) {
-  return Tag(provider_key, incarnation) | provider_key;
-}
-
-bool OpenRemoteKey(uint64_t remote_key, uint64_t incarnation, uint64_t& provider_key) {
-  provider_key = remote_key & 0xffffffff;
-  return remote_key == SealRemoteKey(provider_key, incarnation);
-}
-
 MemoryTable::MemoryTable(MemoryRegistrar& registrar, uint64_t incarnation)
     : registrar_(registrar), incarnation_(incarnation), next_generation_(static_cast<uint32_t>(incarnation >> 33)) {}
 
@@ -97,31 +70,6 @@ Status MemoryTable::Deregister(const MemoryRegion& region) {
   return {};
 }
 
-HeldRegion* MemoryTable::HoldKey(uint64_t local_key) {
-  HeldRegion* region = regions_.Find(static_cast<uint32_t>(local_key));
-  if (region == nullptr) return nullptr;
-  const uint64_t generation = local_key & ~kHolders;
-  uint64_t state = region->state.load(std::memory_order_relaxed);
-  do {
-    if (generation == 0 || (state & ~kHolders) != generation) return nullptr;
-    // Acquire, partner: the release in Register.
-  } while (!region->state.compare_exchange_weak(state, state + kOneHolder, std::memory_order_acquire,
-                                                std::memory_order_relaxed));
-  return region;
-}
-
-HeldRegion* MemoryTable::Hold(uint64_t local_key, const void* address, uint64_t length, const char*& why) {
-  HeldRegion* region = HoldKey(local_key);
-  if (region == nullptr) {
-    why = "the local key belongs to no registered memory";
-  } else if (!Contains(region->address, region->length, reinterpret_cast<uint64_t>(address), length)) {
-    why = "the memory is not inside of the registered region";
-    Release(*region);
-    region = nullptr;
-  }
-  return region;
-}
-
 HeldRegion* MemoryTable::HoldTarget(uint64_t provider_key, uint64_t remote_address, uint64_t length, const char*& why) {
   uint64_t local_key = 0;
   {
@@ -142,10 +90,6 @@ HeldRegion* MemoryTable::HoldTarget(uint64_t provider_key, uint64_t remote_addre
 std::byte* MemoryTable::Target(const HeldRegion& region, uint64_t remote_address) const {
   return reinterpret_cast<std::byte*>(registrar_.virtual_addresses() ? remote_address
                                                                      : region.address + remote_address);
-}
-
-void MemoryTable::Release(HeldRegion& region) {
-  region.state.fetch_sub(kOneHolder, std::memory_order_release);  // partner: Deregister
 }
 
 }  // namespace jax_fabric::nic

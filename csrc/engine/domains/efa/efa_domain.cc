@@ -115,9 +115,8 @@ void EfaDomain::Leave() {
            });
   };
   while (broken_.empty() && busy() && SteadyClock::Get().NowNs() < end_ns) {
-    ReadSendQueue(ignored);
+    ReadQueue(ignored);
     PostImmediates();
-    ReadReceiveQueue(ignored);
     if (waiting_outboxes_ > 0) FlushOutboxes();
   }
 }

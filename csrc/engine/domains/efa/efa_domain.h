@@ -27,7 +27,7 @@ struct EfaDomainOptions {
   uint32_t max_receives = 1024;
   uint32_t max_message_bytes = 8000;   // with its header below 8 KiB, which EFA sends in one packet
   uint32_t message_credits = 16;       // messages on the way to a peer that has not posted receives for them
-  uint32_t completion_entries = 8192;  // of the queue for incoming immediates and messages
+  uint32_t completion_entries = 8192;  // of the completion queue, for what comes
   int64_t heartbeat_interval_us = 500'000;
   int64_t peer_timeout_us = 10'000'000;  // of silence
   int64_t connect_timeout_us = 30'000'000;

@@ -92,15 +92,19 @@ class EfaDomain final : public Domain {
 
   // efa_domain_poll.cc
   size_t TakeReports(std::span<Completion> out);
-  size_t ReadSendQueue(std::span<Completion> out);
-  size_t ReadReceiveQueue(std::span<Completion> out);
+  size_t ReadQueue(std::span<Completion> out);
+  size_t ReadError(Completion& out);
+  // Of what came from a peer. Whether `out` was filled.
+  bool Arrive(const fi_cq_data_entry& entry, Completion& out);
   // Whether `out` was filled.
   bool Finish(Operation& operation, const fi_cq_err_entry* error, Completion& out);
+  // Of an operation that `out` describes. False: it is not reported yet.
+  bool Fail(const fi_cq_err_entry& error, Completion& out);
   // The provider is done with it. Afterwards it is free.
   void Release(Operation& operation);
   // It failed for a reason that may be the peer's death: see EfaPeer::Suspect.
   void Suspect(Completion completion, std::string cause);
-  std::string Words(fid_cq* queue, const fi_cq_err_entry& error) const;
+  std::string Words(const fi_cq_err_entry& error) const;
   void Push(Completion completion, std::string cause = {}) { reports_.push_back({completion, std::move(cause)}); }
   void AdvanceLoopback();
 

@@ -8,9 +8,8 @@
 namespace jax_fabric::efa {
 namespace {
 
-constexpr size_t kBatch = 32;
+constexpr size_t kBatch = 64;
 constexpr uint32_t kPollsPerHousekeeping = 16;
-constexpr uint32_t kPollsPerIdleSendQueue = 8;  // control messages are there when no write and no message is
 
 // What a connection's end looks like, and in software providers also a refused write: they end the connection for it.
 bool MayBeDeath(int error) {
@@ -56,19 +55,15 @@ ErrorCode CodeOf(const fi_cq_err_entry& error, bool is_efa) {
 }  // namespace
 
 size_t EfaDomain::Poll(std::span<Completion> completions) {
-  size_t count = TakeReports(completions);
+  size_t count = reports_.empty() ? 0 : TakeReports(completions);
   if (broken_.empty()) {
-    // Either queue moves everything on, and takes the provider's locks for it, which those who write to here wait for.
-    if (operations_.in_use() > 0 || polls_ % kPollsPerIdleSendQueue == 0) {
-      count += ReadSendQueue(completions.subspan(count));
-    }
+    count += ReadQueue(completions.subspan(count));
     if (!immediates_.empty()) PostImmediates();
-    count += ReadReceiveQueue(completions.subspan(count));
   }
-  AdvanceLoopback();
+  if (!loopback_.empty()) AdvanceLoopback();
   if (waiting_outboxes_ > 0) FlushOutboxes();
   if (++polls_ % kPollsPerHousekeeping == 0) Housekeep();
-  return count + TakeReports(completions.subspan(count));
+  return reports_.empty() ? count : count + TakeReports(completions.subspan(count));
 }
 
 size_t EfaDomain::TakeReports(std::span<Completion> out) {
@@ -85,26 +80,61 @@ size_t EfaDomain::TakeReports(std::span<Completion> out) {
   return count;
 }
 
-size_t EfaDomain::ReadSendQueue(std::span<Completion> out) {
+size_t EfaDomain::ReadQueue(std::span<Completion> out) {
   if (out.empty()) return 0;
   std::array<fi_cq_data_entry, kBatch> entries;
-  const auto read = fi_cq_read(endpoint_->send_queue(), entries.data(), std::min(kBatch, out.size()));
+  const auto read = fi_cq_read(endpoint_->queue(), entries.data(), std::min(kBatch, out.size()));
+  if (read == -FI_EAVAIL) return ReadError(out.front());
   size_t count = 0;
+  bool arrived = false;
   for (int64_t i = 0; i < read; ++i) {
-    count += Finish(*Operation::Of(entries[static_cast<size_t>(i)].op_context), nullptr, out[count]) ? 1 : 0;
+    const fi_cq_data_entry& entry = entries[static_cast<size_t>(i)];
+    if ((entry.flags & (FI_RECV | FI_REMOTE_WRITE)) == 0) {
+      count += Finish(*Operation::Of(entry.op_context), nullptr, out[count]) ? 1 : 0;
+    } else {
+      count += Arrive(entry, out[count]) ? 1 : 0;
+      arrived = true;
+    }
   }
-  if (read != -FI_EAVAIL) return count;
+  if (arrived) PostReceives();
+  return count;
+}
+
+size_t EfaDomain::ReadError(Completion& out) {
   std::array<std::byte, 256> data;
   fi_cq_err_entry error = {};
   error.err_data = data.data();
   error.err_data_size = data.size();
-  if (fi_cq_readerr(endpoint_->send_queue(), &error, 0) != 1 || error.op_context == nullptr) return count;
-  count += Finish(*Operation::Of(error.op_context), &error, out[count]) ? 1 : 0;
-  return count;
+  if (fi_cq_readerr(endpoint_->queue(), &error, 0) != 1) return 0;
+  // Of a write of a peer's that failed half way there is no operation here; its sender knows.
+  if (error.op_context == nullptr) return 0;
+  Operation& operation = *Operation::Of(error.op_context);
+  if (operation.kind != Operation::Kind::kReceive) return Finish(operation, &error, out) ? 1 : 0;
+  --posted_receives_;
+  receive_buffers_->Return(operation.buffer);
+  PostReceives();
+  return 0;
 }
 
-std::string EfaDomain::Words(fid_cq* queue, const fi_cq_err_entry& error) const {
-  const char* words = fi_cq_strerror(queue, error.prov_errno, error.err_data, nullptr, 0);
+bool EfaDomain::Arrive(const fi_cq_data_entry& entry, Completion& out) {
+  if ((entry.flags & FI_REMOTE_CQ_DATA) != 0) {
+    out = {};
+    out.kind = CompletionKind::kImmediate;
+    out.immediate = static_cast<uint32_t>(entry.data);
+    if (endpoint_->immediates_take_receives() && entry.op_context != nullptr) {
+      --posted_receives_;
+      receive_buffers_->Return(Operation::Of(entry.op_context)->buffer);
+    }
+    return true;
+  }
+  MessageBuffer& buffer = *Operation::Of(entry.op_context)->buffer;
+  --posted_receives_;
+  if (!OnMessage(buffer, entry.len)) receive_buffers_->Return(&buffer);
+  return false;
+}
+
+std::string EfaDomain::Words(const fi_cq_err_entry& error) const {
+  const char* words = fi_cq_strerror(endpoint_->queue(), error.prov_errno, error.err_data, nullptr, 0);
   return fmt::format("{}; the provider says: {} ({})", endpoint_->library().Words(error.err),
                      words == nullptr ? "nothing" : words, error.prov_errno);
 }
@@ -112,11 +142,11 @@ std::string EfaDomain::Words(fid_cq* queue, const fi_cq_err_entry& error) const 
 void EfaDomain::Release(Operation& operation) {
   Remote& remote = *operation.remote;
   const PeerId id = operation.peer;
+  EfaPeer& peer = peers_[id];
   if (operation.region != nullptr) memory_.Release(*operation.region);
   if (operation.buffer != nullptr) send_buffers_->Return(operation.buffer);
   operations_.Return(&operation);
   --remote.operations;
-  EfaPeer& peer = peers_[id];
   if (--peer.in_flight > 0 || !peer.quiesce) return;
   peer.quiesce = false;
   nic::WireMessage message;
@@ -151,55 +181,23 @@ bool EfaDomain::Finish(Operation& operation, const fi_cq_err_entry* error, Compl
   out.length = operation.length;
   const bool reported = operation.reported;
   Release(operation);
-  const EfaPeer& peer = peers_[out.peer];
-  if (reported) return false;
-  if (error != nullptr) {
-    const char* what = out.kind == CompletionKind::kWrite ? "write" : "message";
-    std::string cause = fmt::format("{} of {} bytes to peer {}: {}", what, out.length, out.peer,
-                                    Words(endpoint_->send_queue(), *error));
-    if (MayBeDeath(error->err) && peer.state == PeerState::kReady) {
-      Suspect(out, std::move(cause));
-      return false;
-    }
-    out.code = peer.code == ErrorCode::kOk ? CodeOf(*error, endpoint_->is_efa()) : peer.code;
-    if (peer.code != ErrorCode::kOk) cause = fmt::format("{} ({})", peer.cause, cause);
-    last_error_ = std::move(cause);
-  }
+  if (reported || (error != nullptr && !Fail(*error, out))) return false;
   --outstanding_;
   return true;
 }
 
-size_t EfaDomain::ReadReceiveQueue(std::span<Completion> out) {
-  if (out.empty()) return 0;
-  std::array<fi_cq_data_entry, kBatch> entries;
-  const auto read = fi_cq_read(endpoint_->receive_queue(), entries.data(), std::min(kBatch, out.size()));
-  size_t count = 0;
-  for (int64_t i = 0; i < read; ++i) {
-    const fi_cq_data_entry& entry = entries[static_cast<size_t>(i)];
-    if ((entry.flags & FI_REMOTE_CQ_DATA) != 0) {
-      out[count] = {};
-      out[count].kind = CompletionKind::kImmediate;
-      out[count++].immediate = static_cast<uint32_t>(entry.data);
-      if (!endpoint_->immediates_take_receives() || entry.op_context == nullptr) continue;
-      --posted_receives_;
-      receive_buffers_->Return(Operation::Of(entry.op_context)->buffer);
-      continue;
-    }
-    MessageBuffer& buffer = *Operation::Of(entry.op_context)->buffer;
-    --posted_receives_;
-    if (!OnMessage(buffer, entry.len)) receive_buffers_->Return(&buffer);
+bool EfaDomain::Fail(const fi_cq_err_entry& error, Completion& out) {
+  const EfaPeer& peer = peers_[out.peer];
+  const char* what = out.kind == CompletionKind::kWrite ? "write" : "message";
+  std::string cause = fmt::format("{} of {} bytes to peer {}: {}", what, out.length, out.peer, Words(error));
+  if (MayBeDeath(error.err) && peer.state == PeerState::kReady) {
+    Suspect(out, std::move(cause));
+    return false;
   }
-  if (read > 0) PostReceives();
-  if (read != -FI_EAVAIL) return count;
-  fi_cq_err_entry error = {};
-  if (fi_cq_readerr(endpoint_->receive_queue(), &error, 0) != 1) return count;
-  // Of a write that failed half way there is no operation here; its sender knows.
-  if (error.op_context != nullptr) {
-    --posted_receives_;
-    receive_buffers_->Return(Operation::Of(error.op_context)->buffer);
-    PostReceives();
-  }
-  return count;
+  out.code = peer.code == ErrorCode::kOk ? CodeOf(error, endpoint_->is_efa()) : peer.code;
+  if (peer.code != ErrorCode::kOk) cause = fmt::format("{} ({})", peer.cause, cause);
+  last_error_ = std::move(cause);
+  return true;
 }
 
 void EfaDomain::AdvanceLoopback() {

@@ -86,9 +86,10 @@ TEST(EfaDomain, ShmDoesNotConnectTwoDomainsOfOneProcess) {
 
 // Many more than the target's queue has room for, before it is polled at all.
 TEST_F(EfaPair, MoreImmediatesThanTheQueueHoldsAreNotLost) {
-  EfaDomainOptions options = Tcp();
-  options.completion_entries = 8;
-  ASSERT_NO_FATAL_FAILURE(Connect(options));
+  EfaDomainOptions small = Tcp();
+  small.completion_entries = 8;
+  small.max_outstanding = 1;  // the queue has room for those, too
+  ASSERT_NO_FATAL_FAILURE(Connect(Tcp(), small));
   constexpr uint32_t kWrites = 400;
   for (uint32_t i = 0; i < kWrites; ++i) {
     write_.immediate = i;

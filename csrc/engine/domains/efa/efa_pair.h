@@ -40,9 +40,10 @@ class EfaPair : public testing::Test {
   };
   static constexpr uint64_t kBytes = 4096;
 
-  void Connect(const EfaDomainOptions& options) {
+  void Connect(const EfaDomainOptions& options) { Connect(options, options); }
+  void Connect(const EfaDomainOptions& writer_options, const EfaDomainOptions& target_options) {
     for (Side* side : {&writer_, &target_}) {
-      auto domain = CreateEfaDomain(options);
+      auto domain = CreateEfaDomain(side == &writer_ ? writer_options : target_options);
       ASSERT_TRUE(domain.has_value()) << domain.error().message;
       side->domain = std::move(*domain);
       const auto region =

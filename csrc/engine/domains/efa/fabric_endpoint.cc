@@ -19,6 +19,8 @@ constexpr int kOptEfaEmulatedWrite = -(0xefa << 16) + 2;
 constexpr uint32_t kEfaApiVersion = FI_VERSION(1, 18);
 constexpr uint32_t kApiVersion = FI_VERSION(1, 17);
 
+constexpr size_t kControlEntries = 64;  // of the completion queue: heartbeats and the like
+
 // Of endpoints over shm in this process.
 class OwnNames {
  public:
@@ -93,8 +95,7 @@ Result<std::unique_ptr<FabricEndpoint>> FabricEndpoint::Open(const EfaDomainOpti
 FabricEndpoint::~FabricEndpoint() {
   if (is_shm_) OwnNames::Get().Remove(name_);
   ep_.reset();
-  receive_queue_.reset();
-  send_queue_.reset();
+  queue_.reset();
   events_.reset();
   av_.reset();
   domain_.reset();
@@ -172,20 +173,17 @@ Status FabricEndpoint::OpenObjects(const EfaDomainOptions& options) {
   fi_cq_attr cq_attributes = {};
   cq_attributes.format = FI_CQ_FORMAT_DATA;
   cq_attributes.wait_obj = FI_WAIT_NONE;
+  const size_t own = std::min<size_t>(info_->tx_attr->size, 2 * size_t{options.max_outstanding} + kControlEntries);
+  cq_attributes.size = own + options.completion_entries;
   fid_cq* queue = nullptr;
-  cq_attributes.size = info_->tx_attr->size;
   JF_RETURN_IF_ERROR(check("fi_cq_open", fi_cq_open(domain, &cq_attributes, &queue, nullptr)));
-  send_queue_.reset(queue);
-  cq_attributes.size = options.completion_entries;
-  JF_RETURN_IF_ERROR(check("fi_cq_open", fi_cq_open(domain, &cq_attributes, &queue, nullptr)));
-  receive_queue_.reset(queue);
+  queue_.reset(queue);
 
   fid_ep* ep = nullptr;
   JF_RETURN_IF_ERROR(check("fi_endpoint", fi_endpoint(domain, info_, &ep, nullptr)));
   ep_.reset(ep);
   JF_RETURN_IF_ERROR(check("fi_ep_bind", fi_ep_bind(ep, &av->fid, 0)));
-  JF_RETURN_IF_ERROR(check("fi_ep_bind", fi_ep_bind(ep, &send_queue_->fid, FI_TRANSMIT)));
-  JF_RETURN_IF_ERROR(check("fi_ep_bind", fi_ep_bind(ep, &receive_queue_->fid, FI_RECV)));
+  JF_RETURN_IF_ERROR(check("fi_ep_bind", fi_ep_bind(ep, &queue->fid, FI_TRANSMIT | FI_RECV)));
   if (is_efa_) {
     fi_eq_attr event_attributes = {};
     event_attributes.wait_obj = FI_WAIT_NONE;

@@ -1,4 +1,4 @@
-// FabricEndpoint: libfabric's objects of one NIC: fabric, domain, address vector, completion queues, endpoint.
+// FabricEndpoint: libfabric's objects of one NIC: fabric, domain, address vector, completion queue, endpoint.
 #ifndef JAX_FABRIC_ENGINE_DOMAINS_EFA_FABRIC_ENDPOINT_H_
 #define JAX_FABRIC_ENGINE_DOMAINS_EFA_FABRIC_ENDPOINT_H_
 
@@ -39,8 +39,9 @@ class FabricEndpoint {
   const fi_info& info() const { return *info_; }
   fid_domain* domain() const { return domain_.get(); }
   fid_ep* ep() const { return ep_.get(); }
-  fid_cq* send_queue() const { return send_queue_.get(); }
-  fid_cq* receive_queue() const { return receive_queue_.get(); }
+  // Of all that is posted here and all that comes: reading two costs twice as much, and software providers move
+  // everything on in either.
+  fid_cq* queue() const { return queue_.get(); }
   const Bytes& name() const { return name_; }  // what peers put into their address vectors
   bool Needs(uint64_t mr_mode) const { return (info_->domain_attr->mr_mode & mr_mode) != 0; }
   bool is_efa() const { return is_efa_; }
@@ -77,8 +78,7 @@ class FabricEndpoint {
   Fid<fid_domain> domain_;
   Fid<fid_av> av_;
   Fid<fid_eq> events_;
-  Fid<fid_cq> send_queue_;
-  Fid<fid_cq> receive_queue_;
+  Fid<fid_cq> queue_;
   Fid<fid_ep> ep_;
   Bytes name_;
   std::map<Bytes, fi_addr_t> inserted_;

@@ -70,6 +70,9 @@ class EfaDomain final : public Domain {
     ByteView payload;
   };
 
+  // Room may come without a sign.
+  static constexpr uint32_t kPollsPerRefusal = 16;
+
   EfaDomain(const EfaDomainOptions& options, std::unique_ptr<FabricEndpoint> endpoint, uint64_t incarnation);
   Status Start();
   // Says goodbye to all, and gives them a moment to end what is under way.
@@ -77,10 +80,18 @@ class EfaDomain final : public Domain {
 
   // efa_domain_post.cc
   PostResult Reject(std::string why);
+  PostResult RejectPeer(const char* what, PeerId peer);
   // kPosted: go on.
-  PostResult CheckPeer(const char* what, PeerId peer);
+  PostResult CheckPeer(const char* what, PeerId peer) {
+    if (peer >= peers_.size() || peers_[peer].state != PeerState::kReady) return RejectPeer(what, peer);
+    return outstanding_ >= limits_.max_outstanding ? PostResult::kAgain : PostResult::kPosted;
+  }
+  // Asking again what the provider has just refused takes the locks, over shm the target's, that are wanted to make
+  // room.
+  bool HasNoRoom(const EfaPeer& peer) const { return peer.refused && polls_ - peer.refused_poll < kPollsPerRefusal; }
   PostResult PostToSelf(const WriteRequest& request);
   PostResult PostOne(const WriteRequest& request, uint64_t provider_key, bool more);
+  PostResult Refused(const WriteRequest& request, int64_t error);
   // What libfabric says to it.
   int64_t WriteMessage(Operation& operation, const void* source, uint64_t length, uint64_t flags);
   void PostImmediates();

@@ -147,6 +147,7 @@ void EfaDomain::Release(Operation& operation) {
   if (operation.buffer != nullptr) send_buffers_->Return(operation.buffer);
   operations_.Return(&operation);
   --remote.operations;
+  peer.refused = false;
   if (--peer.in_flight > 0 || !peer.quiesce) return;
   peer.quiesce = false;
   nic::WireMessage message;
@@ -171,6 +172,7 @@ bool EfaDomain::Finish(Operation& operation, const fi_cq_err_entry* error, Compl
   }
   if (error == nullptr && operation.immediate_follows) {
     operation.immediate_follows = false;
+    peers_[operation.peer].refused = false;
     immediates_.push_back(&operation);
     return false;
   }

@@ -18,19 +18,17 @@ PostResult EfaDomain::Reject(std::string why) {
   return PostResult::kRejected;
 }
 
-PostResult EfaDomain::CheckPeer(const char* what, PeerId peer) {
+PostResult EfaDomain::RejectPeer(const char* what, PeerId peer) {
   if (peer >= peers_.size()) return Reject(fmt::format("{} to peer {}: unknown, add it first", what, peer));
   const EfaPeer& to = peers_[peer];
   if (to.state == PeerState::kConnecting) return PostResult::kAgain;
-  if (to.state != PeerState::kReady) {
-    return Reject(fmt::format("{} to peer {}: it is {}", what, peer,
-                              to.removing || to.state == PeerState::kRemoved ? "removed" : "lost: " + to.cause));
-  }
-  return outstanding_ >= limits_.max_outstanding ? PostResult::kAgain : PostResult::kPosted;
+  return Reject(fmt::format("{} to peer {}: it is {}", what, peer,
+                            to.removing || to.state == PeerState::kRemoved ? "removed" : "lost: " + to.cause));
 }
 
 PostResult EfaDomain::PostWrite(const WriteRequest& request) {
   if (const PostResult result = CheckPeer("write", request.peer); result != PostResult::kPosted) return result;
+  if (HasNoRoom(peers_[request.peer])) return PostResult::kAgain;
   if (request.length > limits_.max_write_bytes) {
     return Reject(fmt::format("write of {} bytes: at most {} go at once", request.length, limits_.max_write_bytes));
   }
@@ -48,45 +46,42 @@ PostResult EfaDomain::PostWrite(const WriteRequest& request) {
 }
 
 PostResult EfaDomain::PostPages(const PagesRequest& request, uint32_t& posted) {
+  posted = 0;
+  if (const PostResult result = CheckPeer("write", request.peer); result != PostResult::kPosted) return result;
+  EfaPeer& peer = peers_[request.peer];
+  if (HasNoRoom(peer)) return PostResult::kAgain;
   WriteRequest page;
   page.peer = request.peer;
   page.context = request.context;
+  page.source = request.source + request.source_offsets[0];
   page.local_key = request.local_key;
   page.length = request.length;
+  page.remote_address = request.remote_address + request.target_offsets[0];
   page.remote_key = request.remote_key;
   page.immediate = request.immediate;
-  const auto go_to = [&](uint64_t i) {
-    page.source = request.source + request.source_offsets[i * request.step];
-    page.remote_address = request.remote_address + request.target_offsets[i * request.step];
-  };
-  posted = 0;
-  go_to(0);
-  const bool alone = request.count == 1 || request.peer >= peers_.size() || peers_[request.peer].remote == nullptr;
-  if (alone) {
-    const PostResult result = PostWrite(page);
+  uint64_t provider_key = 0;
+  const bool alone = request.count == 1 || peer.remote == nullptr;
+  if (alone || page.length > limits_.max_write_bytes ||
+      !nic::OpenRemoteKey(page.remote_key, peer.incarnation, provider_key)) {
+    const PostResult result = PostWrite(page);  // and says what is wrong
     posted = result == PostResult::kPosted ? 1 : 0;
     return result;
   }
   // EFA's provider may keep what comes with FI_MORE until one comes without: only as many as surely fit. To others it
   // says nothing, and they refuse writes in the middle of a batch all the time.
   const bool batches = endpoint_->is_efa();
-  const uint32_t room = limits_.max_outstanding - std::min(outstanding_, limits_.max_outstanding);
-  const uint32_t count = std::min(request.count, room);
-  uint64_t provider_key = 0;
-  const PostResult check = CheckPeer("write", request.peer);
-  if (check != PostResult::kPosted) return check;
-  if (page.length > limits_.max_write_bytes ||
-      !nic::OpenRemoteKey(page.remote_key, peers_[page.peer].incarnation, provider_key)) {
-    return PostWrite(page);  // says what is wrong
-  }
-  for (; posted < count; ++posted) {
-    go_to(posted);
-    if (page.remote_address + page.length < page.remote_address)
-      return posted > 0 ? PostResult::kPosted : PostWrite(page);
-    const PostResult result = PostOne(page, provider_key, batches && posted + 1 < count);
-    if (result == PostResult::kPosted) continue;
+  const uint32_t count = std::min(request.count, limits_.max_outstanding - outstanding_);
+  for (uint64_t i = 0; i < count; ++i) {
+    page.source = request.source + request.source_offsets[i * request.step];
+    page.remote_address = request.remote_address + request.target_offsets[i * request.step];
+    const bool fits = page.remote_address + page.length >= page.remote_address;
+    const PostResult result = fits ? PostOne(page, provider_key, batches && i + 1 < count) : PostWrite(page);
+    if (result == PostResult::kPosted) {
+      ++posted;
+      continue;
+    }
     if (posted == 0) return result;
-    if (batches) Ping(peers_[page.peer]);  // without FI_MORE: what was kept goes
+    if (batches) Ping(peer);  // without FI_MORE: what was kept goes
     return PostResult::kPosted;
   }
   return PostResult::kPosted;
@@ -121,9 +116,7 @@ PostResult EfaDomain::PostOne(const WriteRequest& request, uint64_t provider_key
   if (error != 0) {
     memory_.Release(*region);
     operations_.Return(operation);
-    if (error == -FI_EAGAIN) return PostResult::kAgain;
-    return Reject(fmt::format("write of {} bytes to peer {}: {}", request.length, request.peer,
-                              endpoint_->library().Words(error)));
+    return Refused(request, error);
   }
   ++outstanding_;
   ++peer.in_flight;
@@ -131,7 +124,18 @@ PostResult EfaDomain::PostOne(const WriteRequest& request, uint64_t provider_key
   return PostResult::kPosted;
 }
 
-int64_t EfaDomain::WriteMessage(Operation& operation, const void* source, uint64_t length, uint64_t flags) {
+PostResult EfaDomain::Refused(const WriteRequest& request, int64_t error) {
+  if (error != -FI_EAGAIN) {
+    return Reject(fmt::format("write of {} bytes to peer {}: {}", request.length, request.peer,
+                              endpoint_->library().Words(error)));
+  }
+  EfaPeer& peer = peers_[request.peer];
+  peer.refused = true;
+  peer.refused_poll = polls_;
+  return PostResult::kAgain;
+}
+
+inline int64_t EfaDomain::WriteMessage(Operation& operation, const void* source, uint64_t length, uint64_t flags) {
   iovec local{const_cast<void*>(source), length};
   fi_rma_iov remote{operation.remote_address, length, operation.provider_key};
   fi_msg_rma message{&local,     &operation.region->registration.descriptor,

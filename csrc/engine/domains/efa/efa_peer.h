@@ -43,6 +43,8 @@ struct EfaPeer {
   std::string cause;  // of kFailed
   std::optional<HandshakeCaller> handshake;
   uint32_t in_flight = 0;           // operations that the provider has
+  bool refused = false;             // the provider had no room for a write, and has ended nothing since
+  uint32_t refused_poll = 0;        // when it had none
   int64_t draining_ns = 0;          // how long the lost peer's operations have been with the provider since
   ErrorCode code = ErrorCode::kOk;  // of what fails from now on, when it is lost
   bool quiesce = false;             // the other side waits until there are none

@@ -80,6 +80,20 @@ TEST_P(FakeSrdDomain, MoreImmediatesThanReceivesWaitForThem) {
   EXPECT_EQ(fake_srd::ReadStatistics().overruns, 0u);
 }
 
+TEST_P(FakeSrdDomain, ARefusedWriteIsNotOfferedAgainBeforeThePollsThatMayMakeRoom) {
+  ASSERT_NO_FATAL_FAILURE(Connect(Options()));
+  write_.immediate = 7;
+  fake_srd::SetFaults({.send_queue_full = 1});
+  ASSERT_EQ(writer_.domain->PostWrite(write_), PostResult::kAgain);
+  const uint64_t refused = fake_srd::ReadStatistics().refused_posts;
+  EXPECT_GT(refused, 0u);
+  for (int i = 0; i < 100; ++i) ASSERT_EQ(writer_.domain->PostWrite(write_), PostResult::kAgain);
+  EXPECT_EQ(fake_srd::ReadStatistics().refused_posts, refused);
+  fake_srd::SetFaults({});
+  ASSERT_NO_FATAL_FAILURE(Write(7));
+  ASSERT_TRUE(Until([&] { return target_.Count(CompletionKind::kImmediate) == 1; }));
+}
+
 // An error that belongs to no operation ends the process where nobody listens to the provider.
 TEST_P(FakeSrdProtocol, AnErrorOfTheProviderItselfIsAnErrorOfAllPeers) {
   ASSERT_NO_FATAL_FAILURE(Connect(Options()));

@@ -3,9 +3,11 @@
 #include <rdma/fi_cm.h>
 #include <rdma/fi_endpoint.h>
 #include <rdma/fi_errno.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <cstdio>
 #include <cstring>
 #include <utility>
 
@@ -14,6 +16,7 @@ namespace {
 
 constexpr size_t kReceiveEntries = 8192;
 constexpr uint64_t kFlags = FI_COMPLETION | FI_DELIVERY_COMPLETE;
+constexpr uint32_t kReadsPerRefusal = 16;
 constexpr uint64_t kKey = 1;  // of providers that let us choose
 
 Status Check(const char* step, int64_t error) {
@@ -108,7 +111,9 @@ Status RawFabric::Write(const Batch& batch) {
   ProgressGuard guard;
   size_t posted = 0;
   for (size_t done = 0; done < count;) {
-    JF_RETURN_IF_ERROR(PostWrites(batch, posted, std::min({count, done + batch.window, posted + free_.size()})));
+    if (reads_before_posting_ == 0) {
+      JF_RETURN_IF_ERROR(PostWrites(batch, posted, std::min({count, done + batch.window, posted + free_.size()})));
+    }
     if (!arrived_.empty()) JF_RETURN_IF_ERROR(PostImmediates());
     JF_ASSIGN_OR_RETURN(const size_t read, Read());
     if (read == 0) JF_RETURN_IF_ERROR(guard.Idle("raw libfabric"));
@@ -132,7 +137,10 @@ Status RawFabric::PostWrites(const Batch& batch, size_t& posted, size_t end) {
     operation->immediate_follows = batch.raw_immediates_apart;
     message.context = operation;
     const auto error = fi_writemsg(endpoint_, &message, flags | (posted + 1 < end ? uint64_t{FI_MORE} : uint64_t{0}));
-    if (error == -FI_EAGAIN) return {};
+    if (error == -FI_EAGAIN) {
+      reads_before_posting_ = kReadsPerRefusal;
+      return {};
+    }
     JF_RETURN_IF_ERROR(Check("fi_writemsg", error));
     free_.pop_back();
   }
@@ -156,8 +164,10 @@ Status RawFabric::PostImmediates() {
 Result<size_t> RawFabric::Read() {
   std::array<fi_cq_data_entry, kCompletionsPerPoll> entries;
   const auto read = fi_cq_read(send_queue_, entries.data(), entries.size());
+  if (reads_before_posting_ > 0) --reads_before_posting_;
   if (read == -FI_EAGAIN) return size_t{0};
   if (read < 0) return MakeError(ErrorCode::kInternal, "fi_cq_read: {}", fi_strerror(static_cast<int>(-read)));
+  reads_before_posting_ = 0;
   size_t done = 0;
   for (size_t i = 0; i < static_cast<size_t>(read); ++i) {
     auto* operation = static_cast<Operation*>(entries[i].op_context);
@@ -170,7 +180,13 @@ Result<size_t> RawFabric::Read() {
 
 void RawFabric::Poll() {
   std::array<fi_cq_data_entry, kCompletionsPerPoll> entries;
-  fi_cq_read(receive_queue_, entries.data(), entries.size());
+  const auto read = fi_cq_read(receive_queue_, entries.data(), entries.size());
+  for (int64_t i = 0; i < read; ++i) {
+    if ((entries[static_cast<size_t>(i)].flags & FI_REMOTE_CQ_DATA) != 0) ++immediates_;
+  }
+  if (read >= 0 || read == -FI_EAGAIN) return;
+  std::fprintf(stderr, "raw libfabric's target: fi_cq_read: %s\n", fi_strerror(static_cast<int>(-read)));
+  _exit(1);
 }
 
 }  // namespace jax_fabric::benchmarks

@@ -11,6 +11,12 @@ namespace {
 constexpr size_t kBatch = 64;
 constexpr uint32_t kPollsPerHousekeeping = 16;
 
+// Providers say most of what an entry is about, and not all of them everything.
+bool ComesFromPeer(uint64_t flags) {
+  if ((flags & (FI_RECV | FI_REMOTE_WRITE)) != 0) return true;
+  return (flags & FI_REMOTE_CQ_DATA) != 0 && (flags & (FI_WRITE | FI_SEND)) == 0;
+}
+
 // What a connection's end looks like, and in software providers also a refused write: they end the connection for it.
 bool MayBeDeath(int error) {
   switch (error) {
@@ -89,11 +95,11 @@ size_t EfaDomain::ReadQueue(std::span<Completion> out) {
   bool arrived = false;
   for (int64_t i = 0; i < read; ++i) {
     const fi_cq_data_entry& entry = entries[static_cast<size_t>(i)];
-    if ((entry.flags & (FI_RECV | FI_REMOTE_WRITE)) == 0) {
-      count += Finish(*Operation::Of(entry.op_context), nullptr, out[count]) ? 1 : 0;
-    } else {
+    if (ComesFromPeer(entry.flags)) {
       count += Arrive(entry, out[count]) ? 1 : 0;
       arrived = true;
+    } else {
+      count += Finish(*Operation::Of(entry.op_context), nullptr, out[count]) ? 1 : 0;
     }
   }
   if (arrived) PostReceives();

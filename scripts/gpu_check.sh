@@ -223,7 +223,7 @@ case "$part" in
       step "two_direct_$flags" direct_exchanges --processes 2 --flags "$flags" --steps 20 \
         --cases forward,gradients,scan,split,quantised,vmap
     done
-    step four_direct_in_rounds direct_exchanges --processes 4 --private-tokens 5 --cases forward,gradients,split
+    step three_direct_in_rounds direct_exchanges --processes 3 --private-tokens 5 --cases forward,gradients,split
     step three_direct_silent direct_exchanges --processes 3 --cases silent --timeout-s 3
     step three_direct_killed direct_exchanges --processes 3 --cases killed --timeout-s 20
     step three_direct_recovered direct_exchanges --processes 3 --cases recovered --timeout-s 30 --steps 8

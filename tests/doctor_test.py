@@ -14,7 +14,7 @@ import sysfs_testing as fixtures
 from absl.testing import absltest, parameterized
 
 from jax_fabric.cli import main
-from jax_fabric.observe.doctor import Finding, examine, report, selftest
+from jax_fabric.observe.doctor import Finding, examine, gpu_checks, report, selftest
 from jax_fabric.observe.doctor.examine import environment_findings
 from jax_fabric.topology import Machine
 
@@ -196,6 +196,13 @@ class FixturesTest(DoctorTest):
         found = self.find(findings, "GPUs", "nvidia-peermem")
         self.assertEqual(found.state, want)
         self.assertEqual("modprobe nvidia-peermem" in found.fix, want == "problem")
+
+    @parameterized.parameters((0, "problem"), (100, "ok"), (200, "ok"), (None, None))
+    def test_the_order_of_what_nics_write(self, attribute, state):
+        with mock.patch.object(gpu_checks, "_ask_cuda", return_value=attribute):
+            findings = list(gpu_checks._order())
+        self.assertEqual([found.state for found in findings], [state] if state else [])
+        self.assertEqual(any("force_staged" in found.fix for found in findings), attribute == 0)
 
     @parameterized.parameters(
         ("4,5,6,7", "note"), ("4,9", "warning"), ("1,1", "problem"), ("", "note")

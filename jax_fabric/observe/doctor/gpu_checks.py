@@ -13,6 +13,9 @@ from jax_fabric.topology import Machine, Sysfs
 _DMABUF_KERNEL = (5, 12)
 _DMABUF_DRIVER = 515
 _DMABUF_ATTRIBUTE = 124  # CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED
+_ORDER_ATTRIBUTE = 118  # CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING
+_ORDERED_FOR_OWNER = 100
+_IN_PLACE_OF_IT = "rows can only go through host memory: jf.Fabric(mesh, force_staged=True)"
 
 
 def gpu_findings(sysfs: Sysfs, machine: Machine, has_nics: bool) -> Iterator[Finding]:
@@ -34,6 +37,8 @@ def gpu_findings(sysfs: Sysfs, machine: Machine, has_nics: bool) -> Iterator[Fin
     if version:
         dmabuf = _dmabuf(sysfs, version)
         yield from _direct(sysfs, dmabuf, has_nics)
+        if has_nics and str(sysfs.root) == "/":
+            yield from _order()
         yield _gdrcopy(sysfs)
 
 
@@ -82,8 +87,8 @@ def _kernels() -> Finding:
 
 def _dmabuf(sysfs: Sysfs, version: str) -> tuple[bool, str]:
     """Whether GPU memory can be exported to NICs, and how we know."""
-    if str(sysfs.root) == "/" and (asked := _ask_cuda()) is not None:
-        return asked, "CUDA says so"
+    if str(sysfs.root) == "/" and (asked := _ask_cuda(_DMABUF_ATTRIBUTE)) is not None:
+        return bool(asked), "CUDA says so"
     kernel = re.match(r"(\d+)\.(\d+)", sysfs.text("proc", "sys", "kernel", "osrelease") or "")
     number = re.search(r"\s(\d+)\.\d", version)
     if kernel and (int(kernel[1]), int(kernel[2])) < _DMABUF_KERNEL:
@@ -95,16 +100,28 @@ def _dmabuf(sysfs: Sysfs, version: str) -> tuple[bool, str]:
     return True, "by kernel and driver"
 
 
-def _ask_cuda() -> bool | None:
-    """Of the first GPU; None: CUDA does not start."""
+def _ask_cuda(attribute: int) -> int | None:
+    """An attribute of the first GPU; None: CUDA does not start."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return None
     value = ctypes.c_int(0)
-    if cuda.cuInit(0) or cuda.cuDeviceGetAttribute(ctypes.byref(value), _DMABUF_ATTRIBUTE, 0):
+    if cuda.cuInit(0) or cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, 0):
         return None
-    return bool(value.value)
+    return value.value
+
+
+def _order() -> Iterator[Finding]:
+    """Whether kernels see what NICs wrote before they are told."""
+    order = _ask_cuda(_ORDER_ATTRIBUTE)
+    if order is None:
+        return
+    if order >= _ORDERED_FOR_OWNER:
+        yield Finding("GPUs", "order of NICs' writes", "ok", "kept for the GPU's own kernels")
+    else:
+        what = "not kept: kernels may read what was there before"
+        yield Finding("GPUs", "order of NICs' writes", "problem", what, _IN_PLACE_OF_IT)
 
 
 def _direct(sysfs: Sysfs, dmabuf: tuple[bool, str], has_nics: bool) -> Iterator[Finding]:
@@ -121,7 +138,7 @@ def _direct(sysfs: Sysfs, dmabuf: tuple[bool, str], has_nics: bool) -> Iterator[
             "GPUs",
             "nvidia-peermem",
             "problem",
-            "not loaded, and no dmabuf: NICs cannot reach GPU memory, rows go through the host's",
+            f"not loaded, and no dmabuf: NICs cannot reach GPU memory, {_IN_PLACE_OF_IT}",
             "sudo modprobe nvidia-peermem, or the open kernel modules (sudo apt-get install "
             "nvidia-open)",
         )

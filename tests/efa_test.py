@@ -30,11 +30,13 @@ OVER_TCP = over("tcp")
 
 
 class ExchangeTest(parameterized.TestCase):
-    @parameterized.product(provider=("tcp", "shm", "fakesrd"), processes=(2, 4))
+    @parameterized.product(provider=("tcp", "shm", "efa", "efa-direct"), processes=(2, 4))
     def test_processes_agree_with_the_oracle(self, provider, processes):
-        program, environment = nic_programs.run_checks, over(provider)
-        if provider == fake_srd.NAME:
-            program, environment = nic_programs.run_checks_over_fake_srd, over("efa")
+        over_fake_srd = provider.startswith("efa")
+        program = (
+            nic_programs.run_checks_over_fake_srd if over_fake_srd else nic_programs.run_checks
+        )
+        environment = over(provider)
         with mock.patch.dict(os.environ, {"XLA_FLAGS": processes_testing.FAST}):
             results = launch.run(
                 program,

@@ -10,12 +10,14 @@ from pathlib import Path
 from unittest import mock
 
 import jax
+import numpy as np
 import recovery_programs as programs
 from absl.testing import absltest, parameterized
 from processes_testing import FAST
 
 import jax_fabric as jf
 from jax_fabric.bootstrap import LocalBootstrap, fabric_name, membership
+from jax_fabric.membership import Membership
 from jax_fabric.testing import launch
 
 SEEDS = (1, 2)
@@ -108,6 +110,22 @@ class RecoveryTest(parameterized.TestCase):
             self.assertRaisesRegex(ValueError, message),
         ):
             jf.run_steps(fabric, lambda number, state, membership: state, 0, **arguments)
+
+    @parameterized.parameters((2, 0, "step 2 and this one at 5"), (4, 5, "first=5"))
+    def test_run_steps_with_processes_far_apart(self, agreed, first, message):
+        """The others stand in for processes that do not exchange anything in their steps."""
+        fabric = mock.create_autospec(jf.Fabric, instance=True)
+        fabric.wait_for_loss.return_value = True
+        fabric.recover.return_value = Membership(1, (0, 2), np.array([True, False, True]), agreed)
+
+        def step(number, state, membership):
+            if number == 5:
+                raise ValueError("UNAVAILABLE: moe dispatch (channel 0, call 9): rank 1 is lost")
+            return state + number
+
+        with self.assertRaisesRegex(RuntimeError, message):
+            jf.run_steps(fabric, step, 0, first=first, end=9, on_peer_loss="mask")
+        fabric.recover.assert_called_once_with(step=5)
 
     @parameterized.parameters(1, 2)
     def test_survivors_have_launched_more_and_less(self, local_devices):

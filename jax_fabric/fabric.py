@@ -27,6 +27,7 @@ from jax_fabric.bootstrap.handles import Handles
 from jax_fabric.engine.native_callback import NativeCallback
 from jax_fabric.engine.transfer_engine import TransferEngine
 from jax_fabric.membership import Membership
+from jax_fabric.mesh_devices import platform_of, slices
 from jax_fabric.places import choose_places
 from jax_fabric.secret import Secret, native_secret
 from jax_fabric.watcher import ProgramWatcher
@@ -122,7 +123,7 @@ class Fabric:
         """
         if not isinstance(mesh, jax.sharding.Mesh):
             raise ValueError(f"mesh={mesh!r}: must be a jax.sharding.Mesh, with its devices")
-        self._platform = _platform_of(mesh)
+        self._platform = platform_of(mesh)
         if force_staged and self._platform != "gpu":
             raise ValueError("force_staged=True: only meshes of GPUs have a choice")
         timeout_s = seconds("timeout_s", timeout_s, above_zero=True)
@@ -273,8 +274,8 @@ class Fabric:
         """Goes on without the processes that were lost; collective over those that are left.
 
         Call it in every surviving process after a call (on GPUs: ``check()``) has raised the loss
-        of a rank, once all that this process has running has ended. Where the loss is not known
-        yet, it waits for that, up to 15 s. The survivors agree on who they
+        of a rank, once all that this process has running has ended. Where that is not known to be
+        lost yet, it waits for it until it is. The survivors agree on who they
         are; all contexts of the fabric begin anew among them, with memory that a late write of a
         lost process cannot reach. Compiled programs stay as they are: experts of lost ranks count
         as ids outside [0, E), and their rows of results come from nobody. Programs must not have
@@ -312,8 +313,6 @@ class Fabric:
                 f"mesh, {sorted(set(self._processes) - {jax.process_index()})}"
             )
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
-        if not rejoin:
-            self.wait_for_loss(min(timeout_s, LOSS_BY_SILENCE_S))
         epoch = self._membership.epoch + 1
         # Also where it fails: the others count the attempt, too.
         self._membership = dataclasses.replace(self._membership, epoch=epoch)
@@ -326,6 +325,7 @@ class Fabric:
             timeout_s,
             rejoin=rejoin,
             contexts=self._handles.taken,
+            lost=lambda: self.lost_processes() - set(rejoin),
         )
         self._membership = self._membership_of(epoch, agreed.processes, agreed.step)
         for context in self._moe:
@@ -420,7 +420,7 @@ class Fabric:
         if self._closed:
             raise RuntimeError("this fabric was closed; make a new one")
         name, handle = self._next_handle()
-        context = _MoeContext(name, handle, config, _slices(self.mesh, axis_name))
+        context = _MoeContext(name, handle, config, slices(self.mesh, axis_name))
         self._connect(context, self.timeout_s)
         self._moe.append(context)
         return handle
@@ -484,30 +484,7 @@ class Fabric:
             self._bootstrap.fetch(f"{name}/connected/{process}", timeout_s)
 
 
-def _platform_of(mesh: jax.sharding.Mesh) -> str:
-    """Of all devices: "cpu" or "gpu"."""
-    platforms = sorted({device.platform for device in mesh.devices.flat})
-    if platforms not in (["cpu"], ["gpu"]):
-        raise ValueError(
-            f"mesh: devices of platform {', '.join(platforms)}: all must be cpu devices, or all "
-            f"NVIDIA gpu devices"
-        )
-    if platforms == ["gpu"] and not _core.has_cuda():
-        raise ValueError(
-            "mesh: GPUs, and this jax_fabric was built without CUDA: build it where nvcc is found "
-            "(docs/building.md)"
-        )
-    return platforms[0]
-
-
 def _close(fabric: weakref.ref[Fabric]) -> None:
     """Closes a fabric that nobody has closed by the end of the program."""
     if (found := fabric()) is not None:
         found.close()
-
-
-def _slices(mesh: jax.sharding.Mesh, axis_name: str) -> list[list[Any]]:
-    """Devices along the axis, one list for each position on the other axes."""
-    axis = mesh.axis_names.index(axis_name)
-    rows = np.moveaxis(mesh.devices, axis, -1).reshape(-1, mesh.devices.shape[axis])
-    return [list(row) for row in rows]

@@ -16,6 +16,8 @@ State = TypeVar("State")
 
 # Survivors hear of a loss one after the other: who asks soon after an error may be too early.
 _LOSS_IS_KNOWN_AFTER_S = 2.0
+# Of exchanges, where a rank may be lost and nobody knows it yet.
+_WORDS_OF_A_LOSS = (" cannot send", " waited ", " is lost")
 
 
 def run_steps(
@@ -67,8 +69,8 @@ def run_steps(
             after = jax.block_until_ready(step(number, state, fabric.membership))
             fabric.check()
         except Exception as error:
-            of_exchange = "(channel " in str(error)
-            patience_s = LOSS_BY_SILENCE_S if of_exchange else _LOSS_IS_KNOWN_AFTER_S
+            perhaps = any(words in str(error) for words in _WORDS_OF_A_LOSS)
+            patience_s = LOSS_BY_SILENCE_S if perhaps else _LOSS_IS_KNOWN_AFTER_S
             if on_peer_loss == "raise" or not fabric.wait_for_loss(patience_s):
                 raise
             agreed = fabric.recover(step=number).step

@@ -17,6 +17,7 @@ from processes_testing import FAST
 
 import jax_fabric as jf
 from jax_fabric.bootstrap import LocalBootstrap, fabric_name, membership
+from jax_fabric.fabric import LOSS_BY_SILENCE_S
 from jax_fabric.membership import Membership
 from jax_fabric.testing import launch
 
@@ -67,6 +68,9 @@ class RecoveryTest(parameterized.TestCase):
         ("raise", CONNECTX),
     )
     def test_run_steps(self, on_peer_loss, transport):
+        if transport is CONNECTX:
+            library = CONNECTX["JAX_FABRIC_CONNECTX_LIBRARY"]
+            self.assertTrue(os.path.isfile(library), f"no {library}: bazel build --config=ci")
         with (
             mock.patch.dict(os.environ, {"XLA_FLAGS": FAST, **transport}),
             self.assertRaises(launch.LaunchError) as caught,
@@ -85,7 +89,10 @@ class RecoveryTest(parameterized.TestCase):
             for survivor in (0, 1, 2):
                 self.assertEqual(results[survivor].exit_code, 0, results[survivor].output)
                 found = results[survivor].value
-                self.assertRegex(found["error"], "rank 3, which is lost|cannot send to rank 3")
+                words = "rank 3, which is lost"
+                if transport is CONNECTX:
+                    words += "|cannot send to rank 3"
+                self.assertRegex(found["error"], words)
                 self.assertEqual(found["epoch"], 0)
             return
         for survivor in (0, 2):
@@ -126,6 +133,7 @@ class RecoveryTest(parameterized.TestCase):
         with self.assertRaisesRegex(RuntimeError, message):
             jf.run_steps(fabric, step, 0, first=first, end=9, on_peer_loss="mask")
         fabric.recover.assert_called_once_with(step=5)
+        fabric.wait_for_loss.assert_called_once_with(LOSS_BY_SILENCE_S)
 
     @parameterized.parameters(1, 2)
     def test_survivors_have_launched_more_and_less(self, local_devices):

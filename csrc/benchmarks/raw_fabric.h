@@ -63,7 +63,7 @@ class RawFabric final : public Contender {
   std::vector<Operation*> arrived_;
   // Asking again what the provider has just refused delays whoever makes room.
   uint32_t reads_before_posting_ = 0;
-  uint64_t immediates_ = 0;  // that have come to the target
+  uint64_t immediates_ = 0;  // that have come to the target: what its users look at, too
 };
 
 }  // namespace jax_fabric::benchmarks

@@ -36,9 +36,11 @@ Result<size_t> LocalEngine::AddGroup(const std::string& name, DomainChoice choic
   options.name = name;
   auto domains = CreateDomains(choice, name, engine_->key());
   if (!domains && choice.device_memory) {
-    return MakeError(domains.error().code,
-                     "{}. It was to reach memory of GPUs: force_staged=True goes through host memory instead",
-                     domains.error().message);
+    return MakeError(
+        domains.error().code,
+        "{}. A transport was asked for that reaches memory of GPUs: force_staged=True goes through host memory "
+        "instead",
+        domains.error().message);
   }
   JF_ASSIGN_OR_RETURN(options.domains, std::move(domains));
   JF_ASSIGN_OR_RETURN(device.group, engine_->AddGroup(std::move(options)));

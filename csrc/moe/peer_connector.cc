@@ -17,11 +17,17 @@ Result<uint64_t> ProcessId() {
 
 PeerConnector::PeerConnector(const MoeConfig& config, DomainGroup* group) : config_(config), group_(group) {}
 
-PeerConnector::~PeerConnector() {
-  // Memory that cannot be deregistered is in use by a write that the engine still owns; the engine outlives us.
-  for (const RegisteredMemory& memory : {table_.own_memory, table_.staging_memory}) {
-    if (memory.address != nullptr) (void)group_->DeregisterMemory(memory);
+// Memory that cannot be deregistered is in use by a write that the engine still owns; the engine outlives us.
+PeerConnector::~PeerConnector() { Deregister(); }
+
+bool PeerConnector::Deregister() {
+  bool free = true;
+  for (RegisteredMemory* memory : {&table_.own_memory, &table_.staging_memory}) {
+    if (memory->address == nullptr) continue;
+    free = group_->DeregisterMemory(*memory).has_value() && free;
+    *memory = {};
   }
+  return free;
 }
 
 Result<RegisteredMemory> PeerConnector::Register(void* given, int64_t bytes, Access access, SharedMemory& own) {

@@ -52,6 +52,9 @@ class PeerConnector {
   std::span<std::byte> staging() const { return {static_cast<std::byte*>(staging_.data()), staging_.size()}; }
   // How many peers are reached by stores; this rank counts.
   int32_t mapped_peers() const;
+  // Nothing writes or reads the memory any more, given or own. False: a request that has been reported is still under
+  // way, and whoever gave memory must keep it. Idempotent.
+  bool Deregister();
   // Ranks whose peers are lost: dead, or closed. None before Connect.
   std::vector<int32_t> LostRanks() const;
 

@@ -7,7 +7,7 @@ import functools
 import json
 import secrets
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from jax_fabric.bootstrap.exchange import Bootstrap
 
@@ -40,6 +40,7 @@ def agree(
     *,
     rejoin: Collection[int] = (),
     contexts: int = 0,
+    lost: Callable[[], Collection[int]] = tuple,
 ) -> Agreement:
     """Agrees with the other survivors on who they are, and on who of the lost ones is back.
 
@@ -57,6 +58,8 @@ def agree(
       timeout_s: how long to wait for candidates, which may be dead, and for those that come back.
       rejoin: processes that may come back, none of them a candidate; see ``rejoin``.
       contexts: how many this process has made: as many as the other survivors.
+      lost: those whose death this process hears of meanwhile. A NIC may fail to write to a peer
+        before anybody knows whether that has died.
 
     Raises:
       RuntimeError: the others have gone on without this process.
@@ -68,8 +71,12 @@ def agree(
     keys |= {candidate: f"{name}/back/{candidate}" for candidate in rejoin}
     heard = {process: str(step)}
     decision = None
-    while decision is None and keys.keys() - heard and time.monotonic() < deadline:
-        for candidate in sorted(keys.keys() - heard):
+    while (
+        decision is None
+        and (awaited := keys.keys() - heard - set(lost()))
+        and time.monotonic() < deadline
+    ):
+        for candidate in sorted(awaited):
             found = _look(bootstrap, keys[candidate])
             if found is not None:
                 heard[candidate] = found.decode()

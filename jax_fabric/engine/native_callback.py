@@ -19,9 +19,12 @@ class NativeCallback:
     engine or fabric wait for it.
 
     Attributes:
-      function: a function of a ``ctypes`` library, or an address. It must stay valid until the
-        watcher is closed; a ``ctypes`` object is kept until then.
+      function: a function of a ``ctypes`` library, or an address. A Python function that
+        ``ctypes`` has wrapped takes the GIL, as a plain one does, and should be given plainly.
       context: an address, passed on as it is.
+
+    Function and context must be valid until the watcher's ``close`` has returned: dropping the
+    watcher waits for no call that is running.
 
     Raises:
       InvalidArgument: an attribute is not that.

@@ -138,7 +138,7 @@ class ExpertParallel:
         """Engine-owned memory of one rank, bytes.
 
         On GPUs that of the device and of the host together: beside the slots the workspaces of the
-        kernels, flags, and with ``force_staged`` the messages on their way out.
+        kernels, flags, and with ``force_staged`` or NICs the messages on their way out.
         """
         return self._fabric.moe_memory_bytes(self._context)
 

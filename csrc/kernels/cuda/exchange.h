@@ -28,7 +28,7 @@ struct FillRange {
 struct ExchangeChannel {
   ChannelState* state = nullptr;
   ChannelSignals* signals = nullptr;
-  uint8_t* missing = nullptr;           // [N] in host memory: set for ranks whose messages did not come in time
+  uint8_t* missing = nullptr;  // [N] in host memory: set at the deadline for ranks whose messages are not there
   const ExchangePeer* peers = nullptr;  // [N]
   int64_t* expert_rows = nullptr;       // [N] zeros; scratch
   bool through_host = false;            // some peer may have no flag

@@ -6,6 +6,7 @@
 #include <thread>
 #include <utility>
 
+#include "csrc/base/log.h"
 #include "csrc/moe/cuda/cuda_status.h"
 #include "csrc/moe/cuda/device_guard.h"
 #include "csrc/moe/cuda/private_memory.h"
@@ -66,9 +67,15 @@ bool CudaContext::Retire() {
   peers_.clear();
   host_slots_ = {};
   staging_slots_ = {};
-  connector_.reset();  // NICs let go of what follows
-  shared_ = {};
-  device_staging_ = {};
+  const bool free = connector_ == nullptr || connector_->Deregister();
+  connector_.reset();
+  if (free) {
+    shared_ = {};
+    device_staging_ = {};
+  } else {
+    Log(LogLevel::kWarning, "GPU {}: {} bytes stay allocated: a NIC has not given them back", options_.device,
+        shared_.bytes() + device_staging_.bytes());
+  }
   return true;
 }
 

@@ -1,4 +1,4 @@
-// EfaDomain: what the completion queues say.
+// EfaDomain: what the completion queue says.
 #include <algorithm>
 #include <array>
 #include <utility>
@@ -12,9 +12,10 @@ constexpr size_t kBatch = 64;
 constexpr uint32_t kPollsPerHousekeeping = 16;
 
 // Providers say most of what an entry is about, and not all of them everything.
-bool ComesFromPeer(uint64_t flags) {
-  if ((flags & (FI_RECV | FI_REMOTE_WRITE)) != 0) return true;
-  return (flags & FI_REMOTE_CQ_DATA) != 0 && (flags & (FI_WRITE | FI_SEND)) == 0;
+bool ComesFromPeer(const fi_cq_data_entry& entry) {
+  if ((entry.flags & (FI_RECV | FI_REMOTE_WRITE)) != 0) return true;
+  if ((entry.flags & FI_REMOTE_CQ_DATA) != 0 && (entry.flags & (FI_WRITE | FI_SEND)) == 0) return true;
+  return entry.op_context == nullptr || Operation::Of(entry.op_context)->kind == Operation::Kind::kReceive;
 }
 
 // What a connection's end looks like, and in software providers also a refused write: they end the connection for it.
@@ -95,7 +96,7 @@ size_t EfaDomain::ReadQueue(std::span<Completion> out) {
   bool arrived = false;
   for (int64_t i = 0; i < read; ++i) {
     const fi_cq_data_entry& entry = entries[static_cast<size_t>(i)];
-    if (ComesFromPeer(entry.flags)) {
+    if (ComesFromPeer(entry)) {
       count += Arrive(entry, out[count]) ? 1 : 0;
       arrived = true;
     } else {

@@ -192,7 +192,7 @@ Status FabricEndpoint::OpenObjects(const EfaDomainOptions& options) {
     events_.reset(events);
     JF_RETURN_IF_ERROR(check("fi_ep_bind", fi_ep_bind(ep, &events->fid, 0)));
   }
-  JF_RETURN_IF_ERROR(SetOptions());
+  JF_RETURN_IF_ERROR(SetOptions(options.device_memory));
   JF_RETURN_IF_ERROR(check("fi_enable", fi_enable(ep)));
   std::array<std::byte, 512> name;
   size_t size = name.size();
@@ -202,7 +202,7 @@ Status FabricEndpoint::OpenObjects(const EfaDomainOptions& options) {
   return {};
 }
 
-Status FabricEndpoint::SetOptions() {
+Status FabricEndpoint::SetOptions(bool device_memory) {
   if (!is_efa_) return {};
   // Peers of one machine have the local domain; the provider's own path copies by the CPU and orders differently.
   bool no = false;
@@ -210,8 +210,12 @@ Status FabricEndpoint::SetOptions() {
     return MakeError(ErrorCode::kUnavailable, "the EFA provider's shared memory cannot be switched off: {}",
                      library_->Words(error));
   }
-  // The worker makes no CUDA call while a kernel spins. A provider without this option makes none either.
-  fi_setopt(&ep_->fid, FI_OPT_ENDPOINT, kOptCudaApiPermitted, &no, sizeof(no));
+  // The worker makes no CUDA call while a kernel spins. A provider without this option makes none for host memory.
+  const int direct = fi_setopt(&ep_->fid, FI_OPT_ENDPOINT, kOptCudaApiPermitted, &no, sizeof(no));
+  if (direct != 0 && device_memory) {
+    return MakeError(ErrorCode::kUnavailable, "'{}' reaches memory of GPUs by calls into CUDA only, if at all: {}",
+                     info_->domain_attr->name, library_->Words(direct));
+  }
   bool emulated = true;
   size_t size = sizeof(emulated);
   const int error = fi_getopt(&ep_->fid, FI_OPT_ENDPOINT, kOptEfaEmulatedWrite, &emulated, &size);

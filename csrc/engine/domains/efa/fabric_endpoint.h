@@ -66,7 +66,7 @@ class FabricEndpoint {
   Status Choose(const EfaDomainOptions& options);
   std::string Found(const EfaDomainOptions& options) const;
   Status OpenObjects(const EfaDomainOptions& options);
-  Status SetOptions();
+  Status SetOptions(bool device_memory);
 
   const Libfabric* library_;
   fi_info* info_ = nullptr;

@@ -30,9 +30,9 @@ Result<nic::Registration> FabricRegistrar::Map(void* address, uint64_t length, M
   }
   fid_mr* mr = nullptr;
   if (const int error = fi_mr_regattr(endpoint_.domain(), &attributes, 0, &mr); error != 0) {
-    return MakeError(ErrorCode::kResourceExhausted,
-                     "{} bytes at {} cannot be registered: {}. Is the limit of locked memory high enough (ulimit -l)?",
-                     length, address, endpoint_.library().Words(error));
+    return MakeError(ErrorCode::kResourceExhausted, "{} bytes {}at {} cannot be registered: {}{}", length,
+                     kind == MemoryKind::kCuda ? "of GPU memory " : "", address, endpoint_.library().Words(error),
+                     kind == MemoryKind::kCuda ? "" : ". Is the limit of locked memory high enough (ulimit -l)?");
   }
   return nic::Registration{std::shared_ptr<void>(mr, [](void* each) { FidCloser()(static_cast<fid_mr*>(each)); }),
                            fi_mr_key(mr), fi_mr_desc(mr), 0};

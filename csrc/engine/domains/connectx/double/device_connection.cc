@@ -184,7 +184,10 @@ bool Device::Take(QueuePair& pair, const Packet& packet) {
       }
       // Twice does no harm: a part that waits for a receive is here again.
       if (memory->on_gpu) {
-        GpuCopy(memory->At(at), packet.bytes.data(), packet.bytes.size());
+        if (!GpuCopy(memory->At(at), packet.bytes.data(), packet.bytes.size())) {
+          Refuse(pair, header, IBV_WC_REM_OP_ERR);
+          return true;
+        }
       } else {
         CopyToMemory(memory->At(at), packet.bytes);
       }

@@ -324,11 +324,12 @@ def wheel(context: Context) -> Iterator[Step]:
     yield Step("import", [venv / "bin" / "python3", "-c", check], cwd=context.scratch)
     yield Step("command", [venv / "bin" / "jax-fabric", "--help"], cwd=context.scratch)
     yield demo(context, venv, "demo")
-    # Each process compiles all of it; that XLA hurries takes half of the time.
-    hurry = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
     small = ("--processes=4", "--ranks=4", "--layers=1", "--steps=4")
-    yield demo(context, venv, "demo in 4 processes", *small, env={"XLA_FLAGS": hurry})
+    yield demo(context, venv, "demo in 4 processes", *small, env={"XLA_FLAGS": _HURRY})
 
+
+# Each process compiles all of it; that XLA hurries takes half of the time.
+_HURRY = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 
 DEVICE_TESTS = (
     "csrc/engine/domains/connectx/connectx_device_conformance_test",
@@ -339,6 +340,7 @@ DEVICE_TESTS = (
 
 def vm(context: Context) -> Iterator[Step]:
     """The ConnectX domain over soft-RoCE devices in a virtual machine, without and with loss."""
+    yield editable_install()
     targets = ["//{}:{}".format(*path.rsplit("/", 1)) for path in DEVICE_TESTS]
     yield Step("build", [bazel(), "build", "--config=ci", UNITY, *targets], essential=True)
     # All that is registered is pinned there: the machine has no room for 4 GiB.
@@ -362,6 +364,19 @@ def vm(context: Context) -> Iterator[Step]:
             report=report,
             count=count_junit,
         )
+    report = context.scratch / "demo_in_the_machine.json"
+    yield Step(
+        "demo in 2 processes",
+        [
+            *("scripts/soft_roce", "--timeout=480", "--memory=5000"),
+            *(f"--writable={context.scratch}", "env", "NPROC=32", f"XLA_FLAGS={_HURRY}"),
+            *(PYTHON.parent / "jax-fabric", "demo", "moe", "--quick", "--domain=connectx"),
+            *("--processes=2", "--ranks=2", "--experts=4", "--layers=1", "--steps=2"),
+            f"--json={report}",
+        ],
+        report=report,
+        count=count_demo,
+    )
 
 
 def demo(

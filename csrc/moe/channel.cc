@@ -23,6 +23,7 @@ Channel::Channel(int32_t index, const MoeConfig& config, const PeerTable& peers,
       peers_(peers),
       group_(group),
       strand_(strand),
+      losses_at_first_(group->peer_losses()),
       identifier_(peers.one_process),
       send_slots_(config.layout.shape.ranks),
       receive_slots_(config.layout.shape.ranks),
@@ -274,6 +275,8 @@ void Channel::Advance() {
     // A finished exchange makes room for a number.
     if (leads()) Issue();
   }
+  // Of a loss the timer heard when the exchange of then had all messages; what comes next waits for the lost rank.
+  if (!packed_ && group_->peer_losses() != losses_at_first_) PoisonIfPeerIsLost();
 }
 
 bool Channel::StartNext() {

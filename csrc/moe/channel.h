@@ -121,6 +121,7 @@ class Channel {
   const PeerTable& peers_;
   DomainGroup* const group_;
   Strand* const strand_;
+  const uint64_t losses_at_first_;  // of the group's peers, when the channel was made
 
   std::optional<Error> poison_;
   // Points to poison_ once it is set, never to change again; release there, acquire in error().

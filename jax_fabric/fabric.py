@@ -292,8 +292,8 @@ class Fabric:
           step: where this process is in its work. Survivors may be a step apart: those that had
             heard from the lost rank when it died, and those that had not.
           rejoin: indices of processes to take back.
-          timeout_s: how long to wait for survivors and those that come back, seconds; default: the
-            fabric's.
+          timeout_s: how long to wait for survivors and those that come back, seconds; default:
+            twice the fabric's.
 
         Returns:
           The new membership, whose ``step`` is the smallest of all.
@@ -312,7 +312,8 @@ class Fabric:
                 f"rejoin={sorted(rejoin)}: {sorted(strange)} not among the other processes of the "
                 f"mesh, {sorted(set(self._processes) - {jax.process_index()})}"
             )
-        timeout_s = self.timeout_s if timeout_s is None else timeout_s
+        # A survivor may learn of the loss by the deadline of its call only.
+        timeout_s = 2 * self.timeout_s if timeout_s is None else timeout_s
         epoch = self._membership.epoch + 1
         # Also where it fails: the others count the attempt, too.
         self._membership = dataclasses.replace(self._membership, epoch=epoch)

@@ -25,7 +25,7 @@ from processes_testing import HIDDEN, TOKENS, TOP_K, Inputs, Ranks, layer
 import jax_fabric as jf
 
 STEPS = 40
-# In which step of which epoch a process begins to end.
+# In which epoch a process ends, and from which step on.
 DEATHS = {0: (3, 5), 1: (1, 20)}  # epoch: (process, step)
 DEADLINE_S = 20.0
 
@@ -55,13 +55,23 @@ def die_soon(seed: int) -> None:
     threading.Timer(delay_s, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
 
 
-def die_in_time(seed: int, epoch: int, step: int) -> None:
-    """Before the last step, if this process is the one that dies in this epoch."""
-    victim, when = DEATHS.get(epoch, (-1, -1))
-    if (jax.process_index(), step) == (victim, when):
-        die_soon(seed)
-    if (jax.process_index(), step) == (victim, STEPS - 1):
-        time.sleep(DEADLINE_S)  # the timer is late, and all others must not come through
+class Death:
+    """Of this process, if it is one that dies: in its epoch, from its step on, before the last."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._begun = False
+
+    def come(self, epoch: int, step: int) -> None:
+        """To be called before each step."""
+        victim, first = DEATHS.get(epoch, (-1, -1))
+        if jax.process_index() != victim or step < first:
+            return
+        if not self._begun:  # an epoch may begin after the step
+            self._begun = True
+            die_soon(self._seed)
+        if step == STEPS - 1:
+            time.sleep(DEADLINE_S)  # the timer is late, and all others must not come through
 
 
 def leave_in_order(others: Sequence[int]) -> None:
@@ -97,10 +107,11 @@ def survive(seed: int) -> dict[str, Any]:
     program = on.jit(lambda x, e, w: layer(moe, x, e, w, 2.0))
     gradient = on.jit(jax.grad(lambda x, e, w: layer(moe, x, e, w, 2.0).sum()))
     found: dict[str, Any] = {"errors": [], "steps": [], "members": []}
+    death = Death(seed)
     step = calls = 0
     while step < STEPS:
         epoch = fabric.membership.epoch
-        die_in_time(seed, epoch, step)
+        death.come(epoch, step)
         expected = without(inputs, fabric.membership.present)
         try:
             got = jax.block_until_ready(program(*operands))
@@ -140,9 +151,10 @@ def run_steps_without(seed: int, on_peer_loss: str) -> dict[str, Any]:
     operands = [on.place(each) for each in inputs.arrays()]
     program = on.jit(lambda x, e, w: layer(moe, x, e, w, 2.0))
     seen: list[tuple[int, int]] = []
+    death = Death(seed)
 
     def step(number: int, state: np.ndarray, membership: Any) -> np.ndarray:
-        die_in_time(seed, membership.epoch, number)
+        death.come(membership.epoch, number)
         got = jax.block_until_ready(program(*operands))
         seen.append((number, membership.epoch))
         expected = without(inputs, membership.present).layers(2.0)

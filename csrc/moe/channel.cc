@@ -23,7 +23,7 @@ Channel::Channel(int32_t index, const MoeConfig& config, const PeerTable& peers,
       peers_(peers),
       group_(group),
       strand_(strand),
-      losses_at_first_(group->peer_losses()),
+      losses_looked_at_(group->peer_losses()),
       identifier_(peers.one_process),
       send_slots_(config.layout.shape.ranks),
       receive_slots_(config.layout.shape.ranks),
@@ -275,8 +275,8 @@ void Channel::Advance() {
     // A finished exchange makes room for a number.
     if (leads()) Issue();
   }
-  // Of a loss the timer heard when the exchange of then had all messages; what comes next waits for the lost rank.
-  if (!packed_ && group_->peer_losses() != losses_at_first_) PoisonIfPeerIsLost();
+  // A lost rank may have done its part in the exchange that was in flight, and has none in what comes next.
+  if (lost_since_ns_ || group_->peer_losses() != losses_looked_at_) PoisonIfPeerIsLost();
 }
 
 bool Channel::StartNext() {
@@ -414,10 +414,8 @@ void Channel::OnSent(Signal& signal) {
 
 void Channel::PoisonSend(Error error) {
   PoisonIfPeerIsLost();  // says more
-  if (pending()) {
-    error.message =
-        fmt::format("{}: rank {} cannot send{}: {}", NameOfPending(), peers_.rank, NameTarget(error), error.message);
-  }
+  error.message =
+      fmt::format("{}: rank {} cannot send{}: {}", NameOfPending(), peers_.rank, NameTarget(error), error.message);
   Poison(error);
 }
 

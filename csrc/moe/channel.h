@@ -102,7 +102,6 @@ class Channel {
   void OnTimer(Signal& signal);
   void PoisonIfPeerIsLost();
   void PoisonSend(Error error);
-  bool IsUntold();
   bool HasMessageOf(int32_t rank) const;
   Error NameAbsentRanks(const Error& cause) const;
   std::string NameTarget(const Error& error) const;
@@ -121,7 +120,8 @@ class Channel {
   const PeerTable& peers_;
   DomainGroup* const group_;
   Strand* const strand_;
-  const uint64_t losses_at_first_;  // of the group's peers, when the channel was made
+  uint64_t losses_looked_at_;             // of the group's peers: so many
+  std::optional<int64_t> lost_since_ns_;  // when it was first seen that a rank is
 
   std::optional<Error> poison_;
   // Points to poison_ once it is set, never to change again; release there, acquire in error().
@@ -148,11 +148,6 @@ class Channel {
   std::array<Signal, AnnouncementRing::kEntries> announcements_;
   Signal announcement_arrival_;
   Signal timer_;
-  // The exchange for which a lost rank's message is here, as all others are, and an immediate is not; since when.
-  struct {
-    int64_t exchange = 0;
-    int64_t since_ns = 0;
-  } untold_;
   int64_t announcement_immediates_used_ = 0;
 };
 

@@ -9,9 +9,10 @@
 namespace jax_fabric::moe {
 namespace {
 
-// Between a peer's message and its immediate, where it stores the message itself, lie microseconds; here is the time
-// that its thread may be kept from running in between.
-constexpr int64_t kUntoldMessageUs = 1'000'000;
+// Whoever ends as it should has the messages of all others, which are then on their way to us, too. A rank that dies
+// may have sent its message, and not its immediate, and others may have heard of that before they sent theirs: what is
+// not here after this time does not come.
+constexpr int64_t kLossGraceUs = 1'000'000;
 
 }  // namespace
 
@@ -21,8 +22,7 @@ void Channel::ArmTimer() {
   const uint64_t losses = group_->peer_losses();
   PoisonIfPeerIsLost();
   if (poison_) return;
-  const int64_t wait_us =
-      untold_.exchange == exchanges_ + 1 ? std::min(kUntoldMessageUs, config_.timeout_us) : config_.timeout_us;
+  const int64_t wait_us = lost_since_ns_ ? std::min(kLossGraceUs, config_.timeout_us) : config_.timeout_us;
   const auto armed = group_->ExpectImmediate(peers_.Immediate(peers_.rank, index_, ChannelImmediate::kTimer), 1,
                                              Deadline::After(group_->clock(), wait_us), CallbackFor(&timer_), losses);
   if (!armed) {
@@ -52,12 +52,15 @@ void Channel::OnTimer(Signal& signal) {
 
 void Channel::PoisonIfPeerIsLost() {
   if (!pending()) return;
+  losses_looked_at_ = group_->peer_losses();
+  const int64_t now_ns = group_->clock().NowNs();
   for (int32_t rank = 0; rank < config_.layout.shape.ranks; ++rank) {
     if (rank == peers_.rank || config_.IsAbsent(rank)) continue;
     const Status status = group_->PeerStatus(peers_.peers[rank].handle);
     if (status) continue;
-    // It may have ended as it should, its part being done.
-    if (packed_ && (arrived_ || (HasMessageOf(rank) && !IsUntold()))) continue;
+    if (!lost_since_ns_) lost_since_ns_ = now_ns;
+    const bool may_come = now_ns - *lost_since_ns_ < kLossGraceUs * 1000;
+    if (packed_ && (arrived_ || (may_come && HasMessageOf(rank)))) continue;
     // It may have left while others still have calls to make.
     const char* const hint = packed_ ? "" : ". Do all ranks run the same program?";
     return Poison(
@@ -74,17 +77,6 @@ std::string Channel::NameTarget(const Error& error) const {
   }
   const std::optional<int32_t> rank = peers_.RankNamedBy(error, *group_);
   return rank ? fmt::format(" to rank {}", *rank) : std::string();
-}
-
-// A rank that stores its message itself may die before it tells us that it has: the message is here, and its immediate
-// never comes. Nobody can say whose is missing as long as another rank's message is.
-bool Channel::IsUntold() {
-  for (int32_t rank = 0; rank < config_.layout.shape.ranks; ++rank) {
-    if (rank != peers_.rank && !config_.IsAbsent(rank) && !HasMessageOf(rank)) return false;
-  }
-  const int64_t now_ns = group_->clock().NowNs();
-  if (untold_.exchange != exchanges_ + 1) untold_ = {exchanges_ + 1, now_ns};
-  return now_ns - untold_.since_ns >= kUntoldMessageUs * 1000;
 }
 
 // A late peer may be writing it right now, as a NIC would: by plain stores, of which ThreadSanitizer sees those of
@@ -135,6 +127,7 @@ Error Channel::NameLeader(const Error& cause) const {
 
 std::string Channel::NameOfPending() const {
   if (current_ != nullptr) return NameOfCurrent();
+  if (!pending()) return fmt::format("moe (channel {})", index_);
   const ExchangeOperation* next = numbered_.empty() ? unnumbered_.front() : numbered_.front();
   return fmt::format("moe {} (channel {})", NameOf(next->kind_), index_);
 }

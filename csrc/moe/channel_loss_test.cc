@@ -1,0 +1,129 @@
+// A rank is lost at any point of a sequence of calls: every survivor hears of it long before its calls' deadlines,
+// whatever each of them had heard of the loss, and of the calls, by then.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "csrc/moe/channel.h"
+#include "csrc/moe/testing/moe_fabric.h"
+#include "csrc/moe/testing/pattern_exchange.h"
+
+namespace jax_fabric::moe {
+namespace {
+
+using testing::FabricOptions;
+using testing::Mapping;
+using testing::MoeFabric;
+using testing::PatternCall;
+using testing::PatternExchange;
+
+constexpr int64_t kTimeoutUs = 60'000'000;
+// A lost rank's message may be here and its immediate not: that is looked at after a second.
+constexpr int64_t kPromptlyUs = 4'000'000;
+constexpr int kSeeds = 400;
+
+// Ranks that make the same calls one after the other, each in its own time.
+class LostRank {
+ public:
+  LostRank(uint64_t seed, Mapping mapping) {
+    random_.seed(seed);
+    FabricOptions options{.ranks = 3 + static_cast<int32_t>(Below(3)), .seed = seed, .mapping = mapping};
+    options.jitter_us = 1 + Below(30);
+    options.inline_executors = Below(2) == 0;
+    MoeConfig config = testing::SmallConfig(options.ranks, 1);
+    config.timeout_us = kTimeoutUs;
+    fabric_ = std::make_unique<MoeFabric>(options, config);
+    fabric_->Connect();
+    latest_.resize(options.ranks);
+    called_.resize(options.ranks);
+    for (int32_t rank = 0; rank < options.ranks; ++rank) fabric_->nic(rank)->faults().lease_ns = 1 + Below(100'000);
+  }
+  ~LostRank() { fabric_.reset(); }  // refers to the operations
+
+  // Those that all ranks make end well, so there is no end to these.
+  void CallNext() {
+    for (int32_t rank = 0; rank < fabric_->size(); ++rank) {
+      if (rank == lost_ || Failed(rank) || (latest_[rank] != nullptr && !latest_[rank]->finished())) continue;
+      if (Below(4) == 0) continue;
+      PatternCall call;
+      call.pattern = ++called_[rank];
+      call.site = {call.pattern, 5};
+      call.rounds = 1 + static_cast<int32_t>(call.pattern % 3);
+      call.rounds_known = call.pattern % 2 == 0;
+      const auto& layout = fabric_->context(rank).config().layout;
+      latest_[rank] = operations_.emplace_back(std::make_unique<PatternExchange>(layout, call)).get();
+      fabric_->channel(rank, 0).Submit(latest_[rank]);
+    }
+  }
+  void Work(int steps) {
+    for (int step = 0; step < steps; ++step) {
+      CallNext();
+      fabric_->StepAny();
+    }
+  }
+  void Lose(int32_t rank) {
+    lost_ = rank;
+    fabric_->Kill(rank);
+  }
+  bool AllSurvivorsFailed() const {
+    for (int32_t rank = 0; rank < fabric_->size(); ++rank) {
+      if (rank != lost_ && !Failed(rank)) return false;
+    }
+    return true;
+  }
+  // Returns what is wrong, or "".
+  std::string Check() {
+    const Deadline early = fabric_->In(kPromptlyUs);
+    while (!AllSurvivorsFailed() && !fabric_->Passed(early)) {
+      Work(200);
+      fabric_->SkipIdleTime(10'000);
+    }
+    for (int32_t rank = 0; rank < fabric_->size(); ++rank) {
+      if (rank == lost_) continue;
+      if (!Failed(rank)) return fmt::format("rank {} still waits in call {}", rank, called_[rank]);
+      const Error& error = latest_[rank]->error();
+      const std::string words = fmt::format("rank {}, which is lost", lost_);
+      const bool names_it = error.message.find(words) != std::string::npos;
+      if (error.code != ErrorCode::kUnavailable || !names_it) return error.message;
+    }
+    for (const auto& each : operations_) {
+      if (!each->damage().empty()) return each->damage();
+    }
+    return "";
+  }
+
+  uint64_t Below(uint64_t limit) { return random_() % limit; }
+  int32_t AnyRank() { return static_cast<int32_t>(Below(fabric_->size())); }
+
+ private:
+  bool Failed(int32_t rank) const {
+    return latest_[rank] != nullptr && latest_[rank]->finished() && !latest_[rank]->ok();
+  }
+
+  std::mt19937_64 random_;
+  int32_t lost_ = -1;
+  std::unique_ptr<MoeFabric> fabric_;
+  std::vector<std::unique_ptr<PatternExchange>> operations_;
+  std::vector<PatternExchange*> latest_;  // of each rank
+  std::vector<uint64_t> called_;          // by each rank
+};
+
+class ChannelLoss : public ::testing::TestWithParam<Mapping> {};
+INSTANTIATE_TEST_SUITE_P(Paths, ChannelLoss, ::testing::Values(Mapping::kNone, Mapping::kSome, Mapping::kAll));
+
+TEST_P(ChannelLoss, SurvivorsHearOfItPromptly) {
+  for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    LostRank ranks(seed, GetParam());
+    ranks.Work(50 + static_cast<int>(ranks.Below(2'000)));
+    ranks.Lose(ranks.AnyRank());
+    ASSERT_EQ(ranks.Check(), "") << "seed " << seed;
+  }
+}
+
+}  // namespace
+}  // namespace jax_fabric::moe

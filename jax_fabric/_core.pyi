@@ -67,6 +67,7 @@ class Engine:
         cpus: Sequence[int],
         cuda_device: int | None,
         force_staged: bool,
+        node: str | None,
     ) -> int: ...
     def add_moe_context(
         self, device: int, config: MoeConfig, handle: int, ordinal: int

@@ -77,6 +77,7 @@ class Fabric:
         domain: Literal["local", "efa", "connectx"] | None = None,
         provider: str | None = None,
         nics: Sequence[str] | Sequence[Sequence[str]] | None = None,
+        node: str | None = None,
         cpus: Sequence[int] | None = None,
     ):
         """Starts the engine.
@@ -108,6 +109,10 @@ class Fabric:
           nics: of "efa" and "connectx": names of 1 to 4 NICs for every local device, or a list of
             them for each; as many in all processes. Default: as JAX_FABRIC_NICS says, else those
             nearest to the device (docs/topology.md).
+          node: of GPUs that NICs write to: a name, equal in processes whose GPUs store into each
+            other's memory by themselves; those of other nodes get their rows by NICs. Default: the
+            machine, or the container where it has namespaces of its own. "": all rows go by NICs,
+            for machines whose GPUs cannot reach each other.
           cpus: cores that the devices' workers may run on, and near which their memory is to be.
             Default: those of each GPU's NUMA node.
 
@@ -126,6 +131,10 @@ class Fabric:
         self._platform = platform_of(mesh)
         if force_staged and self._platform != "gpu":
             raise ValueError("force_staged=True: only meshes of GPUs have a choice")
+        if node is not None:
+            if self._platform != "gpu":
+                raise ValueError(f"node={node!r}: only meshes of GPUs have a choice")
+            instance("node", node, str)
         timeout_s = seconds("timeout_s", timeout_s, above_zero=True)
         if worker_threads is not None:
             worker_threads = integer("worker_threads", worker_threads, least=1, most=MOST_WORKERS)
@@ -183,6 +192,7 @@ class Fabric:
                 *place,
                 cuda_device=self._ordinal(device) if self._platform == "gpu" else None,
                 force_staged=force_staged,
+                node=node,
             )
             for device, place in zip(self._local_devices, places, strict=True)
         }

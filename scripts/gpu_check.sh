@@ -220,13 +220,26 @@ case "$part" in
     step tcp_refused tcp refuses_gpu_memory
     # Not with everything in graphs: making one keeps the driver's lock, for which the double's copies would wait.
     for flags in default no_graphs; do
-      step "two_direct_$flags" direct_exchanges --processes 2 --flags "$flags" --steps 20 \
+      step "two_direct_$flags" direct_exchanges --node-processes 1 --processes 2 --flags "$flags" --steps 20 \
         --cases forward,gradients,scan,split,quantised,vmap
     done
-    step three_direct_in_rounds direct_exchanges --processes 3 --private-tokens 5 --cases forward,gradients,split
-    step three_direct_silent direct_exchanges --processes 3 --cases silent --timeout-s 3
-    step three_direct_killed direct_exchanges --processes 3 --cases killed --timeout-s 20
-    step three_direct_recovered direct_exchanges --processes 3 --cases recovered --timeout-s 30 --steps 8
+    step three_direct_in_rounds direct_exchanges --node-processes 1 --processes 3 --private-tokens 5 --cases forward,gradients,split
+    step three_direct_silent direct_exchanges --node-processes 1 --processes 3 --cases silent --timeout-s 3
+    step three_direct_killed direct_exchanges --node-processes 1 --processes 3 --cases killed --timeout-s 20
+    step three_direct_recovered direct_exchanges --node-processes 1 --processes 3 --cases recovered --timeout-s 30 --steps 8
+    # Two of one node, which store into each other's memory, and one of another.
+    for flags in default no_graphs; do
+      step "three_of_two_nodes_$flags" direct_exchanges --node-processes 2 --processes 3 --flags "$flags" --steps 20 \
+        --cases forward,gradients,scan,split,quantised,vmap
+    done
+    step three_of_two_nodes_in_rounds direct_exchanges --node-processes 2 --processes 3 --private-tokens 5 \
+      --cases forward,gradients,split
+    step three_of_two_nodes_silent direct_exchanges --node-processes 2 --processes 3 --cases silent --timeout-s 3
+    step three_of_two_nodes_killed direct_exchanges --node-processes 2 --processes 3 --cases killed --timeout-s 20
+    step three_of_two_nodes_recovered direct_exchanges --node-processes 2 --processes 3 --cases recovered \
+      --timeout-s 30 --steps 8
+    # A NIC's transport, and nobody who needs it.
+    step two_of_one_node direct_exchanges --processes 2 --steps 20 --cases forward,gradients,scan
     # Beyond the transport's own patience with a silent peer.
     step three_tcp_killed tcp_exchanges --processes 3 --cases killed --timeout-s 20
     step three_tcp_recovered tcp_exchanges --processes 3 --cases recovered --timeout-s 30 --steps 8

@@ -206,6 +206,8 @@ class ArgumentsTest(parameterized.TestCase):
     def test_only_gpus_can_be_staged(self):
         with self.assertRaisesRegex(ValueError, "force_staged=True: only meshes of GPUs"):
             jf.Fabric(mesh_of(2), force_staged=True)
+        with self.assertRaisesRegex(ValueError, "node='a': only meshes of GPUs have a choice"):
+            jf.Fabric(mesh_of(2), node="a")
 
     def test_devices_of_others(self):
         device = types.SimpleNamespace(platform="cpu", process_index=3, id=0)

@@ -172,7 +172,8 @@ class Domain {
   virtual size_t Poll(std::span<Completion> completions) = 0;
 
   // A file descriptor that becomes readable when Poll may have something to report, or -1 (then the worker only
-  // spins and yields). ArmWait() must be called before sleeping; false means: poll again, something came.
+  // spins and yields). ArmWait() must be called before sleeping; false means: poll again, something came. A worker that
+  // sleeps polls every 100 ms all the same: what has more time than that, such as heartbeats, may go on in Poll.
   virtual int wait_fd() const = 0;
   virtual bool ArmWait() = 0;
 

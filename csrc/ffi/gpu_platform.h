@@ -4,6 +4,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "csrc/base/status.h"
@@ -20,10 +22,17 @@ bool HasGpu();
 std::vector<Target> GpuTargets();
 // A word of the host that kernels of the device can store into. Never freed.
 Result<std::shared_ptr<uint64_t>> AllocateGpuWord(int device);
-// As CudaContext::Create; messages go through host memory if `force_staged`, else by NICs if `through_nic`.
-// `predecessor` comes from here, too, or is null.
-Result<std::unique_ptr<moe::RankContext>> CreateGpuContext(const moe::MoeConfig& config, DomainGroup* group, int device,
-                                                           bool force_staged, bool through_nic,
+// A GPU, and how its messages get to others.
+struct GpuOptions {
+  int cuda_device = 0;        // as CUDA numbers it in this process
+  bool force_staged = false;  // through host memory
+  // Of this process: none: the machine; "": its GPUs reach no other one by themselves; else for moe::NodeNumber.
+  std::optional<std::string> node;
+};
+// As CudaContext::Create; `through_nic`: messages leave this node by NICs, if not through host memory. `predecessor`
+// comes from here, too, or is null.
+Result<std::unique_ptr<moe::RankContext>> CreateGpuContext(const moe::MoeConfig& config, DomainGroup* group,
+                                                           const GpuOptions& gpu, bool through_nic,
                                                            const moe::RankContext* predecessor);
 
 }  // namespace jax_fabric::ffi_layer

@@ -7,7 +7,6 @@
 #include "csrc/base/affinity.h"
 #include "csrc/ffi/context_table.h"
 #include "csrc/ffi/environment.h"
-#include "csrc/ffi/gpu_platform.h"
 #include "csrc/moe/context.h"
 
 namespace jax_fabric::ffi_layer {
@@ -24,14 +23,18 @@ Result<std::unique_ptr<LocalEngine>> LocalEngine::Create(int worker_threads, std
 
 LocalEngine::~LocalEngine() { Close(1'000'000); }
 
-Result<size_t> LocalEngine::AddGroup(const std::string& name, DomainChoice choice, int cuda_device, bool force_staged,
+Result<size_t> LocalEngine::AddGroup(const std::string& name, DomainChoice choice, std::optional<GpuOptions> gpu,
                                      const std::vector<int>& cpus) {
   JF_ASSIGN_OR_RETURN(const auto pinned, ScopedAffinity::Pin(cpus));
   Device device;
-  device.cuda_device = cuda_device;
-  device.force_staged = force_staged;
   device.through_nic = choice.kind != DomainKind::kLocal;
-  choice.device_memory = cuda_device != kNoGpu && device.through_nic && !force_staged;
+  choice.device_memory = gpu && device.through_nic && !gpu->force_staged;
+  if (gpu && gpu->node && !choice.device_memory) {
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "node='{}': only GPUs that NICs write to are reached in more than one way; leave it out {}",
+                     *gpu->node, device.through_nic ? "with force_staged=True" : "with domain=\"local\"");
+  }
+  device.gpu = std::move(gpu);
   GroupOptions options;
   options.name = name;
   auto domains = CreateDomains(choice, name, engine_->key());
@@ -52,9 +55,8 @@ Result<size_t> LocalEngine::AddGroup(const std::string& name, DomainChoice choic
 
 Result<std::unique_ptr<moe::RankContext>> LocalEngine::MakeContext(const Device& device, const moe::MoeConfig& config,
                                                                    const moe::RankContext* predecessor) {
-  if (device.cuda_device == kNoGpu) return moe::Context::Create(config, device.group, device.kernels.get());
-  return CreateGpuContext(config, device.group, device.cuda_device, device.force_staged, device.through_nic,
-                          predecessor);
+  if (!device.gpu) return moe::Context::Create(config, device.group, device.kernels.get());
+  return CreateGpuContext(config, device.group, *device.gpu, device.through_nic, predecessor);
 }
 
 Result<moe::RankContext*> LocalEngine::AddMoeContext(size_t device, const moe::MoeConfig& config, int64_t handle,

@@ -15,6 +15,7 @@
 #include "csrc/base/status.h"
 #include "csrc/engine/transfer_engine.h"
 #include "csrc/ffi/domain_choice.h"
+#include "csrc/ffi/gpu_platform.h"
 #include "csrc/moe/moe_config.h"
 #include "csrc/moe/rank_context.h"
 
@@ -29,22 +30,18 @@ class LocalEngine {
     // Fulfils promises, and with them runs whatever XLA has waiting for them: never mixed with the kernels, which
     // other ranks wait for.
     std::unique_ptr<SerialExecutor> completions;
-    // Of a GPU; else kNoGpu.
-    int cuda_device = kNoGpu;
-    bool force_staged = false;  // its messages go through host memory
-    bool through_nic = false;   // to its peers
+    std::optional<GpuOptions> gpu;  // if it is one
+    bool through_nic = false;       // to peers
   };
-  static constexpr int kNoGpu = -1;
 
   // worker_threads 0: as JAX_FABRIC_WORKERS says, by default by the number of cores. Without a key everybody who
   // reaches the engine is believed.
   static Result<std::unique_ptr<LocalEngine>> Create(int worker_threads, std::shared_ptr<const FabricKey> key);
   ~LocalEngine();
 
-  // A device, with its transport; returns its index. `cuda_device`: how CUDA numbers it, or kNoGpu. `force_staged`: of
-  // a GPU: messages go through host memory. `cpus`: where its threads and its memory are to be; none: anywhere. A
-  // worker that exists already stays where it is.
-  Result<size_t> AddGroup(const std::string& name, DomainChoice choice, int cuda_device, bool force_staged,
+  // A device, with its transport; returns its index. `gpu`: if it is one. `cpus`: where its threads and its memory are
+  // to be; none: anywhere. A worker that exists already stays where it is.
+  Result<size_t> AddGroup(const std::string& name, DomainChoice choice, std::optional<GpuOptions> gpu,
                           const std::vector<int>& cpus);
   Device& device(size_t index) { return devices_[index]; }
 

@@ -168,13 +168,15 @@ NB_MODULE(_core, m) {
           "add_group",
           [](LocalEngine& self, const std::string& name, const std::optional<std::string>& domain,
              const std::optional<std::string>& provider, const std::vector<std::string>& nics,
-             const std::vector<int>& cpus, std::optional<int> cuda_device, bool force_staged) {
+             const std::vector<int>& cpus, std::optional<int> cuda_device, bool force_staged,
+             const std::optional<std::string>& node) {
             const DomainChoice choice = ValueOrRaise(DomainChoiceFromEnvironment(domain, provider, nics));
-            return ValueOrRaise(
-                self.AddGroup(name, choice, cuda_device.value_or(LocalEngine::kNoGpu), force_staged, cpus));
+            std::optional<GpuOptions> gpu;
+            if (cuda_device) gpu = GpuOptions{*cuda_device, force_staged, node};
+            return ValueOrRaise(self.AddGroup(name, choice, std::move(gpu), cpus));
           },
           nb::arg("name"), nb::arg("domain").none(), nb::arg("provider").none(), nb::arg("nics"), nb::arg("cpus"),
-          nb::arg("cuda_device").none(), nb::arg("force_staged"))
+          nb::arg("cuda_device").none(), nb::arg("force_staged"), nb::arg("node").none())
       .def(
           "add_moe_context",
           [](LocalEngine& self, size_t device, const moe::MoeConfig& config, int64_t handle, int32_t ordinal) {

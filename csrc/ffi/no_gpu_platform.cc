@@ -16,7 +16,7 @@ std::vector<Target> GpuTargets() { return {}; }
 
 Result<std::shared_ptr<uint64_t>> AllocateGpuWord(int) { return NoGpu(); }
 
-Result<std::unique_ptr<moe::RankContext>> CreateGpuContext(const moe::MoeConfig&, DomainGroup*, int, bool, bool,
+Result<std::unique_ptr<moe::RankContext>> CreateGpuContext(const moe::MoeConfig&, DomainGroup*, const GpuOptions&, bool,
                                                            const moe::RankContext*) {
   return NoGpu();
 }

@@ -276,7 +276,7 @@ void Channel::Advance() {
     if (leads()) Issue();
   }
   // A lost rank may have done its part in the exchange that was in flight, and has none in what comes next.
-  if (lost_since_ns_ || group_->peer_losses() != losses_looked_at_) PoisonIfPeerIsLost();
+  if (has_lost_rank_ || group_->peer_losses() != losses_looked_at_) PoisonIfPeerIsLost();
 }
 
 bool Channel::StartNext() {

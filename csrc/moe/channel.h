@@ -120,8 +120,9 @@ class Channel {
   const PeerTable& peers_;
   DomainGroup* const group_;
   Strand* const strand_;
-  uint64_t losses_looked_at_;             // of the group's peers: so many
-  std::optional<int64_t> lost_since_ns_;  // when it was first seen that a rank is
+  uint64_t losses_looked_at_;  // of the group's peers: so many
+  bool has_lost_rank_ = false;
+  bool grace_over_ = false;  // of what was on its way when that was seen
 
   std::optional<Error> poison_;
   // Points to poison_ once it is set, never to change again; release there, acquire in error().
@@ -148,6 +149,7 @@ class Channel {
   std::array<Signal, AnnouncementRing::kEntries> announcements_;
   Signal announcement_arrival_;
   Signal timer_;
+  bool timer_ends_grace_ = false;
   int64_t announcement_immediates_used_ = 0;
 };
 

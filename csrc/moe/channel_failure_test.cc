@@ -429,7 +429,7 @@ TEST_P(NicFailure, PeerDiesBetweenMessageAndImmediate) {
   for (int32_t rank = 0; rank < 3; ++rank) all.push_back(&Submit(rank, Call(2)));
   fabric_->StepAll(100);
   for (int32_t rank = 0; rank < 2; ++rank) fabric_->nic(rank)->KillPeer(1, "killed");
-  const Deadline early = fabric_->In(kTimeoutUs / 10);
+  const Deadline early = fabric_->In(kTimeoutUs / 4);
   std::vector<PatternExchange*> survivors = {all[0], all[1]};
   WaitForAll(survivors);
   EXPECT_FALSE(early.Passed(fabric_->group(0)->clock()));

@@ -22,9 +22,9 @@ using testing::MoeFabric;
 using testing::PatternCall;
 using testing::PatternExchange;
 
-constexpr int64_t kTimeoutUs = 60'000'000;
-// A lost rank's message may be here and its immediate not: that is looked at after a second.
-constexpr int64_t kPromptlyUs = 4'000'000;
+constexpr int64_t kTimeoutUs = 20'000'000;
+// A lost rank's message may be here and its immediate not: that is looked at after a tenth of the deadline.
+constexpr int64_t kPromptlyUs = 5'000'000;
 constexpr int kSeeds = 400;
 
 // Ranks that make the same calls one after the other, each in its own time.

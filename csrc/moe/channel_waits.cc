@@ -7,22 +7,14 @@
 #include "csrc/moe/exchange_name.h"
 
 namespace jax_fabric::moe {
-namespace {
-
-// Whoever ends as it should has the messages of all others, which are then on their way to us, too. A rank that dies
-// may have sent its message, and not its immediate, and others may have heard of that before they sent theirs: what is
-// not here after this time does not come.
-constexpr int64_t kLossGraceUs = 1'000'000;
-
-}  // namespace
-
 void Channel::ArmTimer() {
   if (poison_ || timer_.outstanding || !pending()) return;
   // Before looking: whoever is lost afterwards ends the timer.
   const uint64_t losses = group_->peer_losses();
   PoisonIfPeerIsLost();
   if (poison_) return;
-  const int64_t wait_us = lost_since_ns_ ? std::min(kLossGraceUs, config_.timeout_us) : config_.timeout_us;
+  timer_ends_grace_ = has_lost_rank_;
+  const int64_t wait_us = has_lost_rank_ ? config_.LossGraceUs() : config_.timeout_us;
   const auto armed = group_->ExpectImmediate(peers_.Immediate(peers_.rank, index_, ChannelImmediate::kTimer), 1,
                                              Deadline::After(group_->clock(), wait_us), CallbackFor(&timer_), losses);
   if (!armed) {
@@ -35,6 +27,8 @@ void Channel::OnTimer(Signal& signal) {
   if (poison_) return;
   if (signal.error && signal.error->code == ErrorCode::kUnavailable) return ArmTimer();
   if (signal.error && signal.error->code != ErrorCode::kDeadlineExceeded) return Poison(*signal.error);
+  // All that the worker had counted by then has been handled: its callbacks come in order.
+  grace_over_ = grace_over_ || timer_ends_grace_;
   const Clock& clock = group_->clock();
   const auto late = [&clock](const OperationList& list) {
     return !list.empty() && list.front()->deadline_.Passed(clock);
@@ -53,14 +47,12 @@ void Channel::OnTimer(Signal& signal) {
 void Channel::PoisonIfPeerIsLost() {
   if (!pending()) return;
   losses_looked_at_ = group_->peer_losses();
-  const int64_t now_ns = group_->clock().NowNs();
   for (int32_t rank = 0; rank < config_.layout.shape.ranks; ++rank) {
     if (rank == peers_.rank || config_.IsAbsent(rank)) continue;
     const Status status = group_->PeerStatus(peers_.peers[rank].handle);
     if (status) continue;
-    if (!lost_since_ns_) lost_since_ns_ = now_ns;
-    const bool may_come = now_ns - *lost_since_ns_ < kLossGraceUs * 1000;
-    if (packed_ && (arrived_ || (may_come && HasMessageOf(rank)))) continue;
+    has_lost_rank_ = true;
+    if (packed_ && (arrived_ || (!grace_over_ && HasMessageOf(rank)))) continue;
     // It may have left while others still have calls to make.
     const char* const hint = packed_ ? "" : ". Do all ranks run the same program?";
     return Poison(

@@ -8,7 +8,7 @@ namespace jax_fabric::moe {
 namespace {
 
 constexpr uint32_t kMagic = 0x6a666d69;  // "jfmi"
-constexpr uint16_t kVersion = 4;
+constexpr uint16_t kVersion = 5;
 
 Result<SignedPayload> Open(ByteView bytes) {
   JF_ASSIGN_OR_RETURN(const Frame frame, OpenFrame(kMagic, kVersion, bytes, "introduction"));
@@ -28,6 +28,7 @@ Bytes Introduction::Serialize(const FabricKey* key) const {
   writer.ByteString(descriptor);
   writer.U32(membership_epoch);
   writer.ByteString(device_memory);
+  writer.U64(node);
   return SealFrame(kMagic, kVersion, SignedPayload::Seal(key, FabricKey::Purpose::kIntroduction, writer.bytes()));
 }
 
@@ -47,6 +48,7 @@ Result<Introduction> Introduction::Parse(ByteView bytes) {
   JF_ASSIGN_OR_RETURN(introduction.membership_epoch, reader.U32("membership epoch"));
   JF_ASSIGN_OR_RETURN(const ByteView device_memory, reader.ByteString(kMaxDeviceMemoryBytes, "device memory"));
   introduction.device_memory.assign(device_memory.begin(), device_memory.end());
+  JF_ASSIGN_OR_RETURN(introduction.node, reader.U64("node"));
   return introduction;
 }
 

@@ -20,6 +20,7 @@ struct Introduction {
   Bytes descriptor;  // of the memory that the others write into
   uint32_t membership_epoch = 0;
   Bytes device_memory;  // where it runs on a GPU: what peers need to reach its memory there; else empty
+  uint64_t node = 0;    // NodeNumber; 0: it has not said
 
   static constexpr size_t kMaxAddressBytes = 1 << 20;
   static constexpr size_t kMaxDescriptorBytes = 1 << 20;

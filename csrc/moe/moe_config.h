@@ -2,6 +2,7 @@
 #ifndef JAX_FABRIC_MOE_MOE_CONFIG_H_
 #define JAX_FABRIC_MOE_MOE_CONFIG_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -14,6 +15,10 @@ struct MoeConfig {
   kernels::SlotLayout layout;
   int32_t channels = 2;             // exchanges that may be in flight at once, each with its own slots
   int64_t timeout_us = 30'000'000;  // of every wait for a peer
+  // Whoever ends as it should has the messages of all others, which are then on their way to us, too. A rank that dies
+  // may have sent its message and not its immediate, and others may have heard of that before they sent theirs: what
+  // is not here so long after a loss does not come.
+  int64_t LossGraceUs() const { return std::min(timeout_us, std::max<int64_t>(1'000'000, timeout_us / 10)); }
   bool drop_overflow = false;
   // Who takes part. Ranks are lost and the others go on without them in a new context, one epoch later: experts of
   // absent ranks are routed to nowhere, and nobody waits for their messages.

@@ -64,6 +64,7 @@ Result<Bytes> PeerConnector::Introduction(ByteView device_memory) const {
   JF_ASSIGN_OR_RETURN(introduction.descriptor, group_->Describe(table_.own_memory));
   introduction.membership_epoch = config_.membership_epoch;
   introduction.device_memory.assign(device_memory.begin(), device_memory.end());
+  introduction.node = options_.node;
   return introduction.Serialize(group_->key());
 }
 
@@ -89,7 +90,9 @@ Status PeerConnector::AddPeer(int32_t rank, ByteView bytes) {
   }
   JF_ASSIGN_OR_RETURN(const uint64_t process, ProcessId());
   Acquaintance& acquaintance = acquaintances_[rank];
-  acquaintance = {.same_process = introduction.process == process, .device_memory = introduction.device_memory};
+  acquaintance = {.same_process = introduction.process == process,
+                  .same_node = introduction.node != 0 && introduction.node == options_.node,
+                  .device_memory = introduction.device_memory};
   table_.one_process = table_.one_process && acquaintance.same_process;
   if (rank == table_.rank) return {};
   Peer& peer = table_.peers[rank];
@@ -121,8 +124,12 @@ Status PeerConnector::Connect(std::span<const Bytes> introductions, Deadline dea
     peer.mapped = static_cast<std::byte*>(group_->MapRemote(peer.handle, peer.memory));
   }
   if (options_.staging_bytes == 0 || mapped_peers() == config_.PresentRanks()) return {};
-  JF_ASSIGN_OR_RETURN(table_.staging_memory,
-                      Register(options_.device_staging, options_.staging_bytes, Access::kLocalOnly, staging_));
+  JF_ASSIGN_OR_RETURN(table_.staging_memory, Register(nullptr, options_.staging_bytes, Access::kLocalOnly, staging_));
+  return {};
+}
+
+Status PeerConnector::RegisterDeviceStaging(void* memory, int64_t bytes) {
+  JF_ASSIGN_OR_RETURN(table_.staging_memory, Register(memory, bytes, Access::kLocalOnly, staging_));
   return {};
 }
 

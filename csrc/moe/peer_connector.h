@@ -19,10 +19,11 @@ class PeerConnector {
  public:
   struct Options {
     int64_t memory_bytes = 0;   // that peers write into, through the engine or by stores
-    int64_t staging_bytes = 0;  // for messages on their way to peers that are not mapped
-    // Of a GPU, as long, in the place of host memory that would be allocated; outlive the connector. Or null.
+    int64_t staging_bytes = 0;  // of host memory, for messages on their way to peers that are not mapped
+    // Of a GPU, memory_bytes long, in the place of host memory that would be allocated; outlives the connector. Or
+    // null.
     void* device_memory = nullptr;
-    void* device_staging = nullptr;
+    uint64_t node = 0;            // this rank's, for Acquaintance::same_node; 0: it has none
     bool map_peers = true;        // stores into peers' memory, where loads and stores reach it
     uint64_t memory_options = 0;  // equal on all ranks, beside the configuration
   };
@@ -37,13 +38,15 @@ class PeerConnector {
   Status Prepare(const Options& options);
   // `device_memory`: what peers need to reach this rank's memory on its device; may be empty.
   Result<Bytes> Introduction(ByteView device_memory) const;
-  // As Context::Connect.
+  // As Context::Connect. Staging memory of a GPU may come after it, and outlives the connector.
   Status Connect(std::span<const Bytes> introductions, Deadline deadline);
+  Status RegisterDeviceStaging(void* memory, int64_t bytes);
 
   const PeerTable& table() const { return table_; }
-  // Of each rank, after Connect: the process it lives in, and what it said of its device's memory.
+  // Of each rank, after Connect: where it lives, and what it said of its device's memory.
   struct Acquaintance {
     bool same_process = false;
+    bool same_node = false;
     Bytes device_memory;
   };
   const std::vector<Acquaintance>& acquaintances() const { return acquaintances_; }

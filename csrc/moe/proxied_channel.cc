@@ -10,9 +10,6 @@ namespace {
 
 using kernels::SignalError;
 
-// A rank that ends as it should has sent all that anybody waits for, and kernels that find it there do not fail.
-constexpr int64_t kLossGraceNs = 1'000'000'000;
-
 }  // namespace
 
 Result<std::unique_ptr<ProxiedChannel>> ProxiedChannel::Create(int32_t index, const MoeConfig& config,
@@ -65,19 +62,32 @@ void ProxiedChannel::StartPolling() {
   poller_ = group_->AddPoller([this] { return Poll(); }, urgency);
 }
 
+const Error* ProxiedChannel::error() {
+  const Error* error = visible_error_.load(std::memory_order_acquire);
+  if (error != nullptr) return error;
+  HearDevice();
+  return visible_error_.load(std::memory_order_acquire);
+}
+
+void ProxiedChannel::HearDevice() {
+  // Acquires what the device has released.
+  if (std::atomic_ref(words_.signals->error.sequence).load(std::memory_order_acquire) == 0) return;
+  std::unique_lock lock(error_mutex_);
+  const std::optional<Error> loss = loss_;
+  lock.unlock();
+  Stop(loss ? *loss : ErrorOfDevice());
+}
+
 bool ProxiedChannel::Poll() {
-  if (error() != nullptr) return false;
-  // Acquires what the device has released: its messages, or what has gone wrong.
+  if (visible_error_.load(std::memory_order_acquire) != nullptr) return false;
+  // Acquires what the device has released: its messages.
   const int64_t posted = std::atomic_ref(words_.signals->posted.sequence).load(std::memory_order_acquire);
   if (posted != posted_) {
     posted_ = posted;
     if (const Status status = Post(posted); !status) Stop(status.error());
     return true;
   }
-  if (std::atomic_ref(words_.signals->error.sequence).load(std::memory_order_acquire) != 0) {
-    Stop(ErrorOfDevice());
-    return true;
-  }
+  if (error() != nullptr) return true;
   LookForLosses();
   return false;
 }
@@ -167,14 +177,29 @@ std::optional<Error> ProxiedChannel::LossOfPeer() const {
 
 // Kernels cannot know that a rank is gone. Nobody has to wait until the deadline for that.
 void ProxiedChannel::LookForLosses() {
+  if (!has_lost_rank_ && !FindLoss()) return;
+  // For those the host waits. Whoever waits for a rank of its node says so when it has seen the word.
+  if (entries_ > 0 && posted_ > arrived_) Refuse(*loss_);
+}
+
+bool ProxiedChannel::FindLoss() {
   const uint64_t losses = group_->peer_losses();
-  if (losses == losses_seen_ && !lost_since_ns_) return;
+  if (losses == losses_seen_ && !lost_since_ns_) return false;
   losses_seen_ = losses;
   const std::optional<Error> loss = LossOfPeer();
-  if (!loss) return lost_since_ns_.reset();
+  if (!loss) return lost_since_ns_.reset(), false;
   const int64_t now_ns = group_->clock().NowNs();
   if (!lost_since_ns_) lost_since_ns_ = now_ns;
-  if (now_ns - *lost_since_ns_ >= kLossGraceNs) Refuse(*loss);
+  if (now_ns - *lost_since_ns_ < config_.LossGraceUs() * 1000) return false;
+  // No error yet: a rank that ends as it should has sent all that anybody waits for, and kernels that find it there do
+  // not look at the word.
+  {
+    const std::lock_guard lock(error_mutex_);
+    loss_ = loss;
+  }
+  has_lost_rank_ = true;
+  std::atomic_ref(words_.signals->host.stop).store(1, std::memory_order_relaxed);
+  return true;
 }
 
 void ProxiedChannel::Refuse(const Error& error) {

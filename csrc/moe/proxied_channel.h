@@ -45,8 +45,9 @@ class ProxiedChannel {
   // From any thread: waiting kernels leave, and what they would have waited for ends with `error`. The first error
   // stays.
   void Stop(const Error& error);
-  // From any thread: why the channel refuses to go on, or null. Valid as long as the channel.
-  const Error* error() const { return visible_error_.load(std::memory_order_acquire); }
+  // From any thread: why the channel refuses to go on, or null. Valid as long as the channel. What kernels that have
+  // ended have said is known.
+  const Error* error();
   // From any thread: that a call since the last time had nothing to end, if one had; the channel goes on.
   std::optional<Error> TakeRefusal();
   // True when no callback of the worker can come any more; after Stop, when nobody polls.
@@ -64,6 +65,8 @@ class ProxiedChannel {
   Status Prepare(const std::vector<uint8_t>& through_host);
   // True: there was something to do.
   bool Poll();
+  // What has gone wrong on the device, if it has, or with a rank for which it waited.
+  void HearDevice();
   Status Post(int64_t sequence);
   void OnArrival(const Signal& signal, const Error* error);
   void OnSent(const Signal& signal, const Error* error);
@@ -71,6 +74,8 @@ class ProxiedChannel {
   // That of the first rank that is lost, if one is.
   std::optional<Error> LossOfPeer() const;
   void LookForLosses();
+  // True: one is, and its messages are not on their way any more.
+  bool FindLoss();
   void Refuse(const Error& error);
   std::string Name(int64_t sequence) const;
   // Of the exchange whose wait ended at its deadline.
@@ -89,6 +94,7 @@ class ProxiedChannel {
   int64_t posted_ = 0;
   uint64_t losses_seen_ = 0;
   std::optional<int64_t> lost_since_ns_;
+  bool has_lost_rank_ = false;
 
   std::array<Signal, 2> sends_, arrivals_;
   std::atomic<int32_t> outstanding_{0};
@@ -96,8 +102,9 @@ class ProxiedChannel {
   int64_t arrived_ = 0;
   std::array<int64_t, 2> left_{};
 
-  std::mutex error_mutex_;  // of error_ and refusals_seen_
+  std::mutex error_mutex_;  // of error_, loss_ and refusals_seen_
   std::optional<Error> error_;
+  std::optional<Error> loss_;  // of a rank; an error once somebody waits for it
   int64_t refusals_seen_ = 0;
   // Points to error_ once it is set, never to change again; release there, acquire in error().
   std::atomic<const Error*> visible_error_{nullptr};

@@ -30,7 +30,8 @@ Deadline In(int64_t milliseconds) { return Deadline::After(SteadyClock::Get(), m
 // A rank with an engine of its own, whose device is the test.
 class Rank {
  public:
-  static std::unique_ptr<Rank> Make(int32_t rank, MoeConfig config) {
+  // Ranks of one node, `node_size` each, have no need of the host.
+  static std::unique_ptr<Rank> Make(int32_t rank, MoeConfig config, int32_t node_size) {
     config.layout.shape.rank = rank;
     EngineOptions options;
     options.idle = {.mode = IdleMode::kAdaptive, .spin_us = 5, .yield_us = 50};
@@ -39,7 +40,7 @@ class Rank {
     group_options.name = "rank" + std::to_string(rank);
     group_options.domains.push_back(CreateLocalDomain({}).value());
     DomainGroup* group = engine->AddGroup(std::move(group_options)).value();
-    return std::unique_ptr<Rank>(new Rank(config, std::move(engine), group));
+    return std::unique_ptr<Rank>(new Rank(config, std::move(engine), group, node_size));
   }
 
   ~Rank() { Leave(); }
@@ -64,7 +65,7 @@ class Rank {
     const Status connected = connector_->Connect(introductions, In(20'000));
     ASSERT_TRUE(connected.has_value()) << connected.error().message;
     std::vector<uint8_t> through_host;
-    for (int32_t rank = 0; rank < ranks(); ++rank) through_host.push_back(IsPeer(rank));
+    for (int32_t rank = 0; rank < ranks(); ++rank) through_host.push_back(IsThroughHost(rank));
     for (int32_t index = 0; index < config_.channels; ++index) {
       channels_.push_back(
           ProxiedChannel::Create(index, config_, connector_->table(), through_host, group_,
@@ -85,7 +86,7 @@ class Rank {
 
   void Pack(int32_t channel, int64_t sequence) {
     for (int32_t target = 0; target < ranks(); ++target) {
-      if (!IsPeer(target)) continue;
+      if (!IsThroughHost(target)) continue;
       std::byte* slot = connector_->staging().data() + Offset(channel, target, sequence);
       message_bytes(channel, target) = LengthOf(me(), target, sequence, config_.layout.SlotBytes());
       for (int64_t i = 0; i < message_bytes(channel, target); ++i) slot[i] = ByteOf(me(), target, sequence, i);
@@ -104,10 +105,23 @@ class Rank {
     }
     return true;
   }
+  // Waits until kernels would end their waits.
+  bool IsStopped(int32_t channel) {
+    const Deadline deadline = In(30'000);
+    while (!deadline.Passed(SteadyClock::Get())) {
+      if (std::atomic_ref(signals_[channel].host.stop).load(std::memory_order_relaxed) != 0) return true;
+      std::this_thread::yield();
+    }
+    return false;
+  }
+  void SayStopped(int32_t channel, int64_t sequence) {
+    signals_[channel].error.error = SignalError::kStopped;
+    std::atomic_ref(signals_[channel].error.sequence).store(sequence, std::memory_order_release);
+  }
   int64_t CountWrongBytes(int32_t channel, int64_t sequence) const {
     int64_t wrong = 0;
     for (int32_t source = 0; source < ranks(); ++source) {
-      if (!IsPeer(source)) continue;
+      if (!IsThroughHost(source)) continue;
       const std::byte* slot = connector_->memory().data() + Offset(channel, source, sequence);
       const int64_t length = LengthOf(source, me(), sequence, config_.layout.SlotBytes());
       for (int64_t i = 0; i < length; ++i) wrong += slot[i] != ByteOf(source, me(), sequence, i);
@@ -134,8 +148,9 @@ class Rank {
   const MoeConfig& config() const { return config_; }
 
  private:
-  Rank(const MoeConfig& config, std::unique_ptr<TransferEngine> engine, DomainGroup* group)
+  Rank(const MoeConfig& config, std::unique_ptr<TransferEngine> engine, DomainGroup* group, int32_t node_size)
       : config_(config),
+        node_size_(node_size),
         engine_(std::move(engine)),
         group_(group),
         connector_(std::make_unique<PeerConnector>(config_, group)),
@@ -148,11 +163,13 @@ class Rank {
   int32_t me() const { return config_.layout.shape.rank; }
   int32_t ranks() const { return config_.layout.shape.ranks; }
   bool IsPeer(int32_t rank) const { return rank != me() && !config_.IsAbsent(rank); }
+  bool IsThroughHost(int32_t rank) const { return IsPeer(rank) && rank / node_size_ != me() / node_size_; }
   int64_t Offset(int32_t channel, int32_t rank, int64_t sequence) const {
     return config_.ChannelOffset(channel) + config_.layout.SlotOffset(rank, sequence);
   }
 
   const MoeConfig config_;
+  const int32_t node_size_;
   std::unique_ptr<TransferEngine> engine_;
   DomainGroup* group_;
   std::unique_ptr<PeerConnector> connector_;
@@ -165,14 +182,14 @@ class Rank {
 class ProxiedChannelTest : public ::testing::Test {
  protected:
   // `absent`: as in the configuration; those have no part in ranks_.
-  void Start(int32_t ranks, const std::vector<uint8_t>& absent = {}) {
+  void Start(int32_t ranks, const std::vector<uint8_t>& absent = {}, int32_t node_size = 1) {
     MoeConfig config = testing::SmallConfig(ranks);
-    config.timeout_us = 60'000'000;
+    config.timeout_us = 10'000'000;
     config.absent = absent;
     std::vector<Bytes> introductions(ranks);
     for (int32_t rank = 0; rank < ranks; ++rank) {
       if (config.IsAbsent(rank)) continue;
-      ranks_.push_back(Rank::Make(rank, config));
+      ranks_.push_back(Rank::Make(rank, config, node_size));
       introductions[rank] = ranks_.back()->Introduction();
     }
     for (const auto& rank : ranks_) rank->Connect(introductions);
@@ -247,6 +264,57 @@ TEST_F(ProxiedChannelTest, AnAbsentRankIsNeitherWaitedForNorMissed) {
   EXPECT_TRUE(lost.find("without rank 2") != std::string::npos || lost.find("'rank2'") != std::string::npos) << lost;
 }
 
+// Ranks of one node store into each other's memory: the host has to do with the others only.
+TEST_F(ProxiedChannelTest, RanksOfOneNodeDoNotNeedIt) {
+  Start(3, {}, 2);
+  OnEachRank([](Rank& rank) {
+    for (int64_t sequence = 1; sequence <= 200; ++sequence) rank.Exchange(0, sequence);
+  });
+  // Whoever waits for a rank of its node hears of its loss from the host.
+  ranks_[0]->Pack(0, 201);
+  ranks_[0]->Post(0, 201);
+  ranks_[2]->Pack(0, 201);
+  ranks_[2]->Post(0, 201);
+  EXPECT_TRUE(ranks_[0]->Wait(0, 201));
+  ranks_[1]->Leave();
+  EXPECT_TRUE(ranks_[0]->IsStopped(0));
+  ranks_[0]->SayStopped(0, 201);
+  const std::string error = ranks_[0]->ErrorOf(0);
+  EXPECT_NE(error.find("rank 0 cannot go on without rank 1, which is lost"), std::string::npos) << error;
+}
+
+// As long as nothing is wanted of it: at the end of a program ranks leave when they are through.
+TEST_F(ProxiedChannelTest, ARankMayLeaveWhenItIsThrough) {
+  for (const int32_t node_size : {1, 2, 3}) {
+    Start(3, {}, node_size);
+    // On one node all, they tell each other themselves.
+    OnEachRank([&](Rank& rank) {
+      for (int64_t sequence = 1; sequence <= 5 && node_size < 3; ++sequence) rank.Exchange(0, sequence);
+    });
+    ranks_[1]->Leave();
+    EXPECT_TRUE(ranks_[0]->IsStopped(0));
+    EXPECT_EQ(ranks_[0]->ErrorOf(0, 50), "");
+    EXPECT_EQ(ranks_[2]->ErrorOf(0, 50), "");
+    // The next call wants it, wherever it was.
+    ranks_[0]->Pack(0, 6);
+    ranks_[0]->Post(0, 6);
+    if (node_size > 1) ranks_[0]->SayStopped(0, 6);
+    EXPECT_NE(ranks_[0]->ErrorOf(0), "");
+    EXPECT_NE(ranks_[0]->channel(0).error()->message.find("is lost"), std::string::npos);
+    ranks_.clear();
+  }
+}
+
+// Whoever asks after a kernel has ended hears what it has said, also before the worker has come by.
+TEST_F(ProxiedChannelTest, ErrorsAreThereWhenKernelsHaveEnded) {
+  Start(2);
+  ranks_[0]->channel(0).StopPolling();
+  EXPECT_EQ(ranks_[0]->channel(0).error(), nullptr);
+  ranks_[0]->SayStopped(0, 1);
+  ASSERT_NE(ranks_[0]->channel(0).error(), nullptr);
+  EXPECT_NE(ranks_[0]->channel(0).error()->message.find("was stopped while it waited"), std::string::npos);
+}
+
 // Kernels that were recorded with peers tell the host in every epoch.
 TEST_F(ProxiedChannelTest, NobodyIsLeftToSendTo) {
   Start(2, {0, 1});
@@ -262,7 +330,7 @@ TEST_F(ProxiedChannelTest, WordsForWhatTheDeviceSays) {
     const char* words;
   };
   const Case cases[] = {
-      {SignalError::kDeadline, 1, 0, "exchange 7): rank 0 waited 60 s for any rank to tell"},
+      {SignalError::kDeadline, 1, 0, "exchange 7): rank 0 waited 10 s for any rank to tell"},
       {SignalError::kMessage, 1, static_cast<int64_t>(kernels::MessageFault::kSignature),
        "rank 0 cannot use the message of rank 1: the peer's call has another signature"},
       {SignalError::kCapacity, 1, 99, "99 rows were routed to the experts of rank 1, and capacity="},

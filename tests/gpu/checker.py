@@ -56,6 +56,13 @@ def meet(name: str) -> None:
     jax._src.distributed.global_state.client.wait_at_barrier(name, 30_000)
 
 
+def _node_of(arguments: argparse.Namespace) -> str | None:
+    if arguments.node_processes < 2:
+        return "" if arguments.node_processes else None
+    # The last process, which is the one that dies, is on a node with others.
+    return str((arguments.processes - 1 - arguments.process) // arguments.node_processes)
+
+
 class Checker:
     """The layer on the mesh, and what it must give."""
 
@@ -81,6 +88,7 @@ class Checker:
             self.mesh,
             timeout_s=arguments.timeout_s,
             force_staged=arguments.force_staged,
+            node=_node_of(arguments),
             rejoin=arguments.is_back,
         )
         self.sizes = Sizes(

@@ -118,6 +118,12 @@ def main() -> int:
     parser.add_argument(
         "--force-staged", action="store_true", help="messages go through host memory"
     )
+    parser.add_argument(
+        "--node-processes",
+        type=int,
+        default=0,
+        help="of a node, as which they are taken; 1: all rows go by NICs; default: as it is",
+    )
     parser.add_argument("--flags", choices=FLAGS, default="default", help="how XLA runs programs")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=32)

@@ -37,10 +37,21 @@ Status CheckDirectAccess(int device) {
   JF_RETURN_IF_ERROR(FromCuda(cudaDeviceGetAttribute(&ordering, cudaDevAttrGPUDirectRDMAWritesOrdering, device),
                               "GPUDirect RDMA's ordering"));
   if (supported != 0 && ordering >= cudaGPUDirectRDMAWritesOrderingOwner) return {};
-  return MakeError(ErrorCode::kFailedPrecondition, "GPU {} {}: force_staged=True exchanges through host memory instead",
-                   device,
+  return MakeError(ErrorCode::kFailedPrecondition, "GPU {} {}", device,
                    supported == 0 ? "cannot be written to by NICs (GPUDirect RDMA)"
                                   : "does not order what NICs write before what its kernels read");
+}
+
+Status OrThroughHostMemory(const Status& status) {
+  if (status) return status;
+  return MakeError(status.error().code, "{}. force_staged=True exchanges through host memory instead",
+                   status.error().message);
+}
+
+// Of a GPU on the same node that cannot be reached by stores.
+Error WithWayByNic(const MessageRoute route, const Error& error) {
+  if (route != MessageRoute::kDeviceMemory) return error;
+  return {error.code, error.message + "; node=\"\" sends by NICs"};
 }
 
 }  // namespace
@@ -86,23 +97,20 @@ int64_t CudaContext::FlagOffset(int32_t channel, int32_t source) const {
 
 Status CudaContext::AllocateMemory() {
   JF_ASSIGN_OR_RETURN(shared_, DeviceMemory::Allocate(options_.device, FlagOffset(config_.channels, 0)));
+  JF_RETURN_IF_ERROR(ExportMemory());
   // By kernel stores nothing is written there through the engine; it still has to be something.
-  PeerConnector::Options options{.memory_bytes = through_host() ? SlotsBytes() : 8,
-                                 .staging_bytes = through_host() ? SlotsBytes() : 0,
+  const bool by_stores_only = options_.route == MessageRoute::kKernelStores;
+  PeerConnector::Options options{.memory_bytes = by_stores_only ? 8 : SlotsBytes(),
+                                 .staging_bytes = in_host_memory() ? SlotsBytes() : 0,
+                                 .node = options_.node,
                                  .map_peers = false,
                                  .memory_options = static_cast<uint64_t>(options_.route)};
   if (options_.route == MessageRoute::kDeviceMemory) {
-    JF_RETURN_IF_ERROR(CheckDirectAccess(options_.device));
-    JF_ASSIGN_OR_RETURN(device_staging_, DeviceMemory::Allocate(options_.device, SlotsBytes()));
+    JF_RETURN_IF_ERROR(OrThroughHostMemory(CheckDirectAccess(options_.device)));
     options.device_memory = shared_.data();
-    options.device_staging = device_staging_.data();
+    return OrThroughHostMemory(connector_->Prepare(options));
   }
-  const Status prepared = connector_->Prepare(options);
-  if (!prepared && options_.route == MessageRoute::kDeviceMemory) {
-    return MakeError(prepared.error().code, "{}. force_staged=True exchanges through host memory instead",
-                     prepared.error().message);
-  }
-  JF_RETURN_IF_ERROR(prepared);
+  JF_RETURN_IF_ERROR(connector_->Prepare(options));
   if (!in_host_memory()) return {};
   JF_ASSIGN_OR_RETURN(host_slots_, MappedMemory::Register(options_.device, connector_->memory()));
   return {};
@@ -131,16 +139,26 @@ Status CudaContext::TakeRecordedMemory(const CudaContext* predecessor) {
   return MakeError(ErrorCode::kInternal, "GPU {}: its memory cannot be written", options_.device);
 }
 
-Result<Bytes> CudaContext::Introduction() const {
-  if (through_host()) return connector_->Introduction({});
-  JF_ASSIGN_OR_RETURN(const Bytes exported, shared_.Export());
-  return connector_->Introduction(exported);
+// Of no account where NICs reach all others.
+Status CudaContext::ExportMemory() {
+  if (in_host_memory()) return {};
+  Result<Bytes> exported = shared_.Export();
+  if (!exported && options_.route == MessageRoute::kKernelStores) return tl::unexpected(exported.error());
+  if (exported) {
+    exported_ = std::move(*exported);
+  } else {
+    export_error_ = exported.error();
+  }
+  return {};
 }
+
+Result<Bytes> CudaContext::Introduction() const { return connector_->Introduction(exported_); }
 
 Status CudaContext::Connect(std::span<const Bytes> introductions, Deadline deadline) {
   JF_RETURN_IF_ERROR(connector_->Connect(introductions, deadline));
   const DeviceGuard guard(options_.device);
-  if (!through_host()) JF_RETURN_IF_ERROR(OpenPeers());
+  JF_RETURN_IF_ERROR(OpenPeers());
+  if (!in_host_memory() && AnyThroughHost()) JF_RETURN_IF_ERROR(AllocateDeviceStaging());
   if (!connector_->staging().empty()) {
     JF_ASSIGN_OR_RETURN(staging_slots_, MappedMemory::Register(options_.device, connector_->staging()));
   }
@@ -149,16 +167,35 @@ Status CudaContext::Connect(std::span<const Bytes> introductions, Deadline deadl
   return {};
 }
 
+// The other rank answers the same of this one.
+bool CudaContext::IsReachedByStores(int32_t rank) const {
+  if (rank == config_.layout.shape.rank || config_.IsAbsent(rank)) return false;
+  if (options_.route == MessageRoute::kDeviceMemory) return connector_->acquaintances()[rank].same_node;
+  return options_.route == MessageRoute::kKernelStores;
+}
+
+bool CudaContext::AnyThroughHost() const {
+  for (int32_t rank = 0; rank < config_.layout.shape.ranks; ++rank) {
+    if (IsThroughHost(rank)) return true;
+  }
+  return false;
+}
+
+Status CudaContext::AllocateDeviceStaging() {
+  JF_ASSIGN_OR_RETURN(device_staging_, DeviceMemory::Allocate(options_.device, SlotsBytes()));
+  return OrThroughHostMemory(connector_->RegisterDeviceStaging(device_staging_.data(), SlotsBytes()));
+}
+
 Status CudaContext::OpenPeers() {
   const int32_t ranks = config_.layout.shape.ranks;
-  peers_.resize(ranks);
   for (int32_t rank = 0; rank < ranks; ++rank) {
-    if (rank == config_.layout.shape.rank || config_.IsAbsent(rank)) continue;
+    if (!IsReachedByStores(rank)) continue;
     const PeerConnector::Acquaintance& peer = connector_->acquaintances()[rank];
+    if (export_error_) return tl::unexpected(WithWayByNic(options_.route, *export_error_));
     auto opened = PeerDeviceMemory::Open(options_.device, peer.device_memory, peer.same_process);
     if (!opened) {
       return MakeError(opened.error().code, "rank {} cannot reach rank {}: {}", config_.layout.shape.rank, rank,
-                       opened.error().message);
+                       WithWayByNic(options_.route, opened.error()).message);
     }
     if (opened->bytes() < FlagOffset(config_.channels, 0)) {
       return MakeError(ErrorCode::kInvalidArgument, "rank {} offers {} bytes of its GPU's memory, and {} are needed",
@@ -178,7 +215,7 @@ std::byte* CudaContext::SendSlot(int32_t channel, int32_t rank, int parity) cons
   const int32_t me = config_.layout.shape.rank;
   // What the send kernel says to an absent rank, the exchange kernel replaces by what comes of it: nothing.
   if (rank == me || config_.IsAbsent(rank)) return ReceiveSlot(channel, rank, parity);
-  if (through_host()) {
+  if (IsThroughHost(rank)) {
     std::byte* const staging = in_host_memory() ? staging_slots_.device() : device_staging_.data();
     return staging + config_.ChannelOffset(channel) + config_.layout.SlotOffset(rank, parity);
   }
@@ -203,8 +240,8 @@ Status CudaContext::MakeChannel(int32_t index) {
   for (int32_t rank = 0; rank < ranks; ++rank) {
     peers[rank].incarnation = table.peers[rank].incarnation;
     peers[rank].absent = config_.IsAbsent(rank);
-    through_host[rank] = this->through_host() && rank != me && !peers[rank].absent;
-    std::byte* const memory = rank == me ? shared_.data() : this->through_host() ? nullptr : peers_[rank].data();
+    through_host[rank] = IsThroughHost(rank);
+    std::byte* const memory = rank == me ? shared_.data() : peers_[rank].data();
     if (memory != nullptr) peers[rank].flag = reinterpret_cast<int64_t*>(memory + FlagOffset(index, me));
     for (int parity = 0; parity < 2; ++parity) {
       send_slots[parity * ranks + rank] = SendSlot(index, rank, parity);
@@ -230,12 +267,11 @@ Status CudaContext::MakeChannel(int32_t index) {
   memory.exchange.missing = mapped_words.missing;
   memory.exchange.peers = on_device.peers;
   memory.exchange.expert_rows = on_device.expert_rows;
-  // Recorded launches say it in all epochs: also when all the others are absent.
-  memory.exchange.through_host = this->through_host() && ranks > 1;
+  memory.exchange.through_host = tells_host();
   memory.exchange.timeout_ns = config_.timeout_us * 1000;
   memory.send_slots = on_device.send_slots;
   memory.receive_slots = on_device.receive_slots;
-  memory.message_bytes = this->through_host() ? mapped_words.message_bytes : on_device.message_bytes;
+  memory.message_bytes = tells_host() ? mapped_words.message_bytes : on_device.message_bytes;
   memory.workspace = on_device.workspace;
   int multiprocessors = 0;
   JF_RETURN_IF_ERROR(FromCuda(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, options_.device),
@@ -250,7 +286,10 @@ const CudaChannel* CudaContext::channel(int32_t index) const {
   return channels_[index].get();
 }
 
-int32_t CudaContext::mapped_peers() const { return through_host() ? 1 : config_.PresentRanks(); }
+int32_t CudaContext::mapped_peers() const {
+  return 1 + static_cast<int32_t>(std::count_if(peers_.begin(), peers_.end(),
+                                                [](const PeerDeviceMemory& peer) { return peer.data() != nullptr; }));
+}
 
 int64_t CudaContext::memory_bytes() const {
   const int64_t in_host_memory = static_cast<int64_t>(connector_->memory().size() + connector_->staging().size());

@@ -1,8 +1,8 @@
 // One rank of an expert-parallel context on a GPU: its memory there, its peers, its channels.
 //
 // Peers whose memory the GPU can reach get their messages by its kernels' stores, and flags by which their kernels
-// know. On the other routes the host brings messages to all peers and tells kernels of theirs: from host memory into
-// host memory, or, by NICs that reach memory of GPUs, from there to there.
+// know. To others the host brings messages, and tells kernels of theirs: from host memory into host memory, or, by NICs
+// that reach memory of GPUs, from there to there. On each of two ranks the other one is of the same sort.
 //
 // XLA replays launches that it has recorded without asking anybody, and a membership epoch later a context takes the
 // place of this one. So whatever launches name (RecordedMemory) passes from context to context, and says where the rest
@@ -31,6 +31,7 @@ class CudaContext final : public RankContext {
   struct Options {
     int device = 0;  // as CUDA numbers it in this process
     MessageRoute route = MessageRoute::kKernelStores;
+    uint64_t node = 0;  // NodeNumber; 0: none, all go by NICs
   };
   // Allocates the memory; `group` outlives the context. `predecessor`: the retired context of an earlier
   // epoch, of the same shape, whose recorded programs go on with this one; or null.
@@ -65,17 +66,26 @@ class CudaContext final : public RankContext {
       : config_(config),
         group_(group),
         options_(options),
-        connector_(std::make_unique<PeerConnector>(config_, group)) {}
+        connector_(std::make_unique<PeerConnector>(config_, group)),
+        peers_(config.layout.shape.ranks) {}
 
   Status AllocateMemory();
+  Status ExportMemory();
   // Of its own, or the predecessor's, as if nothing had been done with it.
   Status TakeRecordedMemory(const CudaContext* predecessor);
+  bool IsReachedByStores(int32_t rank) const;
   Status OpenPeers();
+  Status AllocateDeviceStaging();
   Status MakeChannel(int32_t index);
   // False: some channel may still be launched on as if nothing had happened.
   bool FailOnDevice();
-  // The host tells kernels that messages are here.
-  bool through_host() const { return options_.route != MessageRoute::kKernelStores; }
+  // From when peers are open.
+  bool IsThroughHost(int32_t rank) const {
+    return rank != config_.layout.shape.rank && !config_.IsAbsent(rank) && peers_[rank].data() == nullptr;
+  }
+  bool AnyThroughHost() const;
+  // Launches tell the host of messages, and may be told by it: in all epochs, whoever takes part.
+  bool tells_host() const { return options_.route != MessageRoute::kKernelStores && config_.layout.shape.ranks > 1; }
   bool in_host_memory() const { return options_.route == MessageRoute::kHostMemory; }
   // Where rank's message of that parity goes, and where one from it comes from, as the device sees it.
   std::byte* SendSlot(int32_t channel, int32_t rank, int parity) const;
@@ -94,7 +104,9 @@ class CudaContext final : public RankContext {
   DeviceMemory device_staging_;
   std::unique_ptr<PeerConnector> connector_;
   std::shared_ptr<const RecordedMemory> recorded_;
-  std::vector<PeerDeviceMemory> peers_;  // of each rank but this one, by kernel stores; else empty
+  std::vector<PeerDeviceMemory> peers_;  // of each rank that is reached by kernel stores; else empty
+  Bytes exported_;                       // how to open shared_
+  std::optional<Error> export_error_;    // or why nobody can
   // With host memory: the slots and the staging slots of the connector.
   MappedMemory host_slots_;
   MappedMemory staging_slots_;

@@ -9,7 +9,7 @@ namespace jax_fabric::moe {
 enum class MessageRoute : uint8_t {
   kKernelStores = 1,  // into memory of their GPUs, which this one reaches by itself
   kHostMemory = 2,    // packed into host memory, and from there through the engine into that of the others
-  kDeviceMemory = 3,  // by NICs, from this GPU's memory into theirs
+  kDeviceMemory = 3,  // as kKernelStores on this GPU's node; to others by NICs, from this GPU's memory into theirs
 };
 
 }  // namespace jax_fabric::moe

@@ -61,7 +61,6 @@ ConnectXDomain::ConnectXDomain(const ConnectXDomainOptions& options, std::unique
     : options_(options),
       incarnation_(incarnation),
       device_(std::move(device)),
-      queue_(nullptr, device_->verbs().ibv_destroy_cq),
       write_receives_(nullptr, device_->verbs().ibv_destroy_srq),
       message_receives_(nullptr, device_->verbs().ibv_destroy_srq),
       registrar_(*device_,
@@ -97,18 +96,14 @@ Status ConnectXDomain::Start() {
                      "or max_outstanding ({})",
                      name(), entries, device_->limits().max_cqe, options_.immediate_depth, options_.max_outstanding);
   }
-  queue_.reset(device_->verbs().ibv_create_cq(device_->context(), static_cast<int>(entries), nullptr, nullptr, 0));
-  if (queue_ == nullptr) {
-    return MakeError(ErrorCode::kResourceExhausted, "{}: no completion queue of {} entries: {}", name(), entries,
-                     ErrnoWords(errno));
-  }
+  JF_ASSIGN_OR_RETURN(queue_, CompletionQueue::Create(*device_, static_cast<int>(entries)));
   JF_ASSIGN_OR_RETURN(write_receives_, MakeReceiveQueue(immediate_depth_, 0));
   JF_ASSIGN_OR_RETURN(message_receives_, MakeReceiveQueue(message_depth_, 1));
   send_buffers_ = std::make_unique<BufferPool>(*device_, limits_.max_message_bytes, limits_.max_outstanding);
   receive_buffers_ = std::make_unique<BufferPool>(*device_, limits_.max_message_bytes, message_depth_);
   // Of the upper half only privileged programs choose keys.
   JF_ASSIGN_OR_RETURN(
-      datagrams_, DatagramEndpoint::Create(*device_, queue_.get(), static_cast<uint32_t>(incarnation_) & 0x7fffffff));
+      datagrams_, DatagramEndpoint::Create(*device_, queue_->get(), static_cast<uint32_t>(incarnation_) & 0x7fffffff));
   PostImmediateReceives();
   PostMessageReceives();
   if (posted_immediates_ == 0 || posted_messages_ == 0) {

@@ -11,6 +11,7 @@
 
 #include "csrc/engine/domain.h"
 #include "csrc/engine/domains/connectx/buffer_pool.h"
+#include "csrc/engine/domains/connectx/completion_queue.h"
 #include "csrc/engine/domains/connectx/connectx_address.h"
 #include "csrc/engine/domains/connectx/connectx_domain.h"
 #include "csrc/engine/domains/connectx/connectx_peer.h"
@@ -52,9 +53,8 @@ class ConnectXDomain final : public Domain {
   PostResult PostReceive(const ReceiveRequest& request) override;
 
   size_t Poll(std::span<Completion> completions) override;
-  // Heartbeats and handshakes go on in Poll.
-  int wait_fd() const override { return -1; }
-  bool ArmWait() override { return false; }
+  int wait_fd() const override { return queue_->wait_fd(); }
+  bool ArmWait() override;
   const std::string& last_error() const override { return last_error_; }
   void* MapRemote(PeerId, uint64_t, uint64_t, uint64_t) override { return nullptr; }
 
@@ -93,7 +93,10 @@ class ConnectXDomain final : public Domain {
 
   // connectx_domain_poll.cc
   size_t TakeReports(std::span<Completion> out);
-  void PollQueue();
+  // Whether there was anything.
+  bool PollQueue();
+  // Something goes on that a sleeper would keep waiting.
+  bool IsBusy() const;
   void OnWork(const ibv_wc& work);
   void OnLane(const ibv_wc& work, const WorkId& id);
   void OnMessage(const ibv_wc& work, uint32_t buffer);
@@ -143,7 +146,7 @@ class ConnectXDomain final : public Domain {
   const uint64_t incarnation_;
   // Destroyed in the opposite order.
   const std::unique_ptr<VerbsDevice> device_;
-  Owned<ibv_cq> queue_;
+  std::unique_ptr<CompletionQueue> queue_;
   Owned<ibv_srq> write_receives_;
   Owned<ibv_srq> message_receives_;
   DomainLimits limits_;
@@ -178,6 +181,7 @@ class ConnectXDomain final : public Domain {
   std::deque<HeldMessage> held_;
   uint32_t own_held_ = 0;
   uint32_t polls_ = 0;
+  bool armed_ = false;  // since the last poll
   int64_t housekept_ns_ = 0;
   uint64_t draws_ = 0;
 };

@@ -62,7 +62,7 @@ Result<std::unique_ptr<Connection>> ConnectXDomain::MakeConnection(Remote& remot
   for (size_t i = 0; i < ConnectionEnd::kQueuePairs; ++i) {
     ibv_srq* receives = i == ConnectionEnd::kWrites ? write_receives_.get() : message_receives_.get();
     const QueuePairShape shape{depth, depth == kInboundDepth ? 0 : kInlineBytes};
-    JF_ASSIGN_OR_RETURN(QueuePair pair, QueuePair::Create(*device_, queue_.get(), receives, shape));
+    JF_ASSIGN_OR_RETURN(QueuePair pair, QueuePair::Create(*device_, queue_->get(), receives, shape));
     connection->lanes[i] =
         std::make_unique<Lane>(*connection, static_cast<uint32_t>(lanes_.size() + i), std::move(pair), depth);
   }

@@ -21,11 +21,13 @@ constexpr uint32_t kMessagesAtLeast = 64;
 
 size_t ConnectXDomain::Poll(std::span<Completion> completions) {
   size_t count = TakeReports(completions);
+  const bool slept = std::exchange(armed_, false);
+  if (slept) queue_->TakeEvents();
   PollQueue();
   AdvanceLoopback();
   if (!broken_.empty()) SweepBroken();
   if (!closing_.empty()) SweepClosing();
-  if (++polls_ % kPollsPerHousekeeping == 0) Housekeep();
+  if (++polls_ % kPollsPerHousekeeping == 0 || slept) Housekeep();
   return count + TakeReports(completions.subspan(count));
 }
 
@@ -49,14 +51,32 @@ size_t ConnectXDomain::TakeReports(std::span<Completion> out) {
   return count;
 }
 
-void ConnectXDomain::PollQueue() {
+bool ConnectXDomain::PollQueue() {
   std::array<ibv_wc, kBatch> work;
+  bool any = false;
   int count = kBatch;
   while (count == kBatch && good_.size() < kMostWaiting) {
-    count = ibv_poll_cq(queue_.get(), kBatch, work.data());
+    count = queue_->Poll(work);
+    any |= count > 0;
     for (int i = 0; i < count; ++i) OnWork(work[static_cast<size_t>(i)]);
     if (posted_immediates_ < immediate_depth_) PostImmediateReceives();
   }
+  return any;
+}
+
+bool ConnectXDomain::IsBusy() const {
+  // What is sent again and again until it is answered, waits for its own time, or was not taken by the device.
+  const auto connects = [this](PeerId id) { return peers_[id].handshake.has_value(); };
+  return !good_.empty() || !reports_.empty() || !loopback_.empty() || !broken_.empty() || !closing_.empty() ||
+         posted_immediates_ < immediate_depth_ || std::any_of(live_.begin(), live_.end(), connects);
+}
+
+// Heartbeats have time until the worker looks around by itself.
+bool ConnectXDomain::ArmWait() {
+  if (IsBusy()) return false;
+  armed_ = true;
+  // In this order: what comes before the queue is armed, the poll finds.
+  return queue_->Arm() && !PollQueue();
 }
 
 void ConnectXDomain::OnWork(const ibv_wc& work) {

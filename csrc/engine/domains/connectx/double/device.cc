@@ -1,5 +1,7 @@
 #include "csrc/engine/domains/connectx/double/device.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
@@ -51,6 +53,7 @@ void Device::Run() {
 
 void Device::KeepTime() {
   const int64_t now_ns = NowNs();
+  if (faults_.completion_delay_us > 0) NotifyOfDelayed(now_ns);
   for (const auto& [number, pair] : pairs_) {
     if (!pair->waiting.empty()) {
       RetryWaiting(*pair);
@@ -120,6 +123,43 @@ int Device::Poll(CompletionQueue& queue, int count, ibv_wc* work) {
   return polled;
 }
 
+void Device::AddCompletionQueue(CompletionQueue& queue) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  queues_.push_back(&queue);
+  ++objects_;
+}
+
+void Device::RemoveCompletionQueue(CompletionQueue& queue) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::erase(queues_, &queue);
+  --objects_;
+}
+
+int Device::Arm(CompletionQueue& queue) {
+  if (queue.channel == nullptr) return EINVAL;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  queue.armed = true;
+  queue.armed_ns = NowNs();
+  return 0;
+}
+
+void Device::Notify(CompletionQueue& queue) {
+  if (!queue.armed) return;
+  queue.armed = false;
+  const uint64_t one = 1;
+  if (write(queue.channel->fd, &one, sizeof(one)) != sizeof(one)) std::perror("verbs double: completion channel");
+}
+
+// Those that were there when the queue was armed, and could not be polled yet, come later than that.
+void Device::NotifyOfDelayed(int64_t now_ns) {
+  for (CompletionQueue* queue : queues_) {
+    const auto came = [&](const CompletionQueue::Entry& entry) {
+      return entry.due_ns > queue->armed_ns && entry.due_ns <= now_ns;
+    };
+    if (std::any_of(queue->entries.begin(), queue->entries.end(), came)) Notify(*queue);
+  }
+}
+
 void Device::Complete(ibv_cq* queue, const ibv_wc& work, Route* route) {
   auto& into = static_cast<CompletionQueue&>(*queue);
   if (into.entries.size() >= static_cast<size_t>(into.cqe)) {
@@ -133,6 +173,7 @@ void Device::Complete(ibv_cq* queue, const ibv_wc& work, Route* route) {
     if (!into.entries.empty()) due_ns = std::max(due_ns, into.entries.back().due_ns);  // in their order
   }
   into.entries.push_back({work, due_ns, route});
+  if (due_ns == 0) Notify(into);
   if (route != nullptr) ++route->incomplete;
 }
 

@@ -12,6 +12,7 @@
 #include <random>
 #include <thread>
 #include <unordered_map>
+#include <vector>
 
 #include "csrc/engine/domains/connectx/double/objects.h"
 #include "csrc/engine/domains/connectx/double/verbs_double.h"
@@ -49,6 +50,10 @@ class Device {
   int Register(Memory& memory);
   void Deregister(Memory& memory);
   int Poll(CompletionQueue& queue, int count, ibv_wc* work);
+  void AddCompletionQueue(CompletionQueue& queue);
+  void RemoveCompletionQueue(CompletionQueue& queue);
+  // Of entries that come from now on, the first one makes the channel readable.
+  int Arm(CompletionQueue& queue);
   void AddQueuePair(QueuePair& pair);
   void RemoveQueuePair(QueuePair& pair);
   int Modify(QueuePair& pair, const ibv_qp_attr& attributes, int mask);
@@ -65,6 +70,8 @@ class Device {
   // device.cc
   const Memory* FindMemory(uint32_t key, uint64_t address, uint64_t length, unsigned access) const;
   void Complete(ibv_cq* queue, const ibv_wc& work, Route* route = nullptr);
+  static void Notify(CompletionQueue& queue);
+  void NotifyOfDelayed(int64_t now_ns);
   void CompleteWork(QueuePair& pair, const Work& work, ibv_wc_status status, Route* route = nullptr);
   void CompleteReceive(QueuePair& pair, const Receive& receive, ibv_wc_status status, const PacketHeader& header);
   // Into the error state: everything comes back.
@@ -97,6 +104,7 @@ class Device {
   Wire wire_;
   std::unordered_map<uint32_t, QueuePair*> pairs_;
   std::unordered_map<uint32_t, Memory*> memory_;
+  std::vector<CompletionQueue*> queues_;
   std::optional<std::pair<uint64_t, Packet>> late_;  // a datagram that is overtaken by the next one
   uint32_t next_number_ = 0;
   uint32_t next_key_ = 0;

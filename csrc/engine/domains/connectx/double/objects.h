@@ -31,6 +31,10 @@ struct Route : ibv_ah {
   uint32_t incomplete = 0;  // datagrams whose completion nobody has polled
 };
 
+struct CompletionChannel : ibv_comp_channel {
+  ibv_cq* queue = nullptr;  // the only one
+};
+
 struct CompletionQueue : ibv_cq {
   struct Entry {
     ibv_wc work;
@@ -39,6 +43,8 @@ struct CompletionQueue : ibv_cq {
   };
   std::deque<Entry> entries;
   bool overrun = false;
+  bool armed = false;
+  int64_t armed_ns = 0;
 };
 
 struct Receive {

@@ -2,6 +2,7 @@
 #include "csrc/engine/domains/connectx/double/verbs_double.h"
 
 #include <infiniband/verbs.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <unistd.h>
@@ -43,6 +44,8 @@ std::atomic<uint64_t> leaks{0};
 int PollQueue(ibv_cq* queue, int count, ibv_wc* work) {
   return DeviceOfContext(queue->context).Poll(static_cast<CompletionQueue&>(*queue), count, work);
 }
+
+int ArmQueue(ibv_cq* queue, int) { return DeviceOfContext(queue->context).Arm(static_cast<CompletionQueue&>(*queue)); }
 
 int PostSend(ibv_qp* pair, ibv_send_wr* work, ibv_send_wr** bad) {
   return DeviceOfContext(pair->context).PostSend(static_cast<QueuePair&>(*pair), work, bad);
@@ -127,6 +130,7 @@ ibv_context* ibv_open_device(ibv_device* device) {
     return nullptr;
   }
   context->ops.poll_cq = PollQueue;
+  context->ops.req_notify_cq = ArmQueue;
   context->ops.post_send = PostSend;
   context->ops.post_recv = PostReceive;
   context->ops.post_srq_recv = PostSharedReceive;
@@ -222,16 +226,49 @@ int ibv_dereg_mr(ibv_mr* handle) {
   return 0;
 }
 
-ibv_cq* ibv_create_cq(ibv_context* context, int entries, void*, ibv_comp_channel*, int) {
+ibv_comp_channel* ibv_create_comp_channel(ibv_context* context) {
+  auto channel = std::make_unique<CompletionChannel>();
+  channel->context = context;
+  channel->fd = eventfd(0, EFD_CLOEXEC);
+  if (channel->fd < 0) return nullptr;
   DeviceOfContext(context).CountObject(1);
+  return channel.release();
+}
+
+int ibv_destroy_comp_channel(ibv_comp_channel* handle) {
+  if (handle->refcnt > 0) return EBUSY;
+  DeviceOfContext(handle->context).CountObject(-1);
+  close(handle->fd);
+  delete static_cast<CompletionChannel*>(handle);
+  return 0;
+}
+
+int ibv_get_cq_event(ibv_comp_channel* handle, ibv_cq** queue, void** context) {
+  uint64_t events = 0;
+  if (read(handle->fd, &events, sizeof(events)) != sizeof(events)) return -1;
+  *queue = static_cast<CompletionChannel*>(handle)->queue;
+  *context = (*queue)->cq_context;
+  return 0;
+}
+
+void ibv_ack_cq_events(ibv_cq*, unsigned) {}
+
+ibv_cq* ibv_create_cq(ibv_context* context, int entries, void*, ibv_comp_channel* channel, int) {
   auto* queue = new CompletionQueue();
   queue->context = context;
+  queue->channel = channel;
   queue->cqe = entries;
+  if (channel != nullptr) {
+    ++channel->refcnt;
+    static_cast<CompletionChannel*>(channel)->queue = queue;
+  }
+  DeviceOfContext(context).AddCompletionQueue(*queue);
   return queue;
 }
 
 int ibv_destroy_cq(ibv_cq* queue) {
-  DeviceOfContext(queue->context).CountObject(-1);
+  DeviceOfContext(queue->context).RemoveCompletionQueue(static_cast<CompletionQueue&>(*queue));
+  if (queue->channel != nullptr) --queue->channel->refcnt;
   delete static_cast<CompletionQueue*>(queue);
   return 0;
 }

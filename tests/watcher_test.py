@@ -300,18 +300,25 @@ class NativeCallbackTest(parameterized.TestCase):
             jf.Fabric(mesh_of(1)) as fabric,
             fabric.watcher(callback, initial=target.ctypes.data) as watcher,
         ):
-            program = jax.jit(lambda x: jf.bump(watcher, source.ctypes.data, x))
+            # So long that this thread has the GIL, which the call gives away, before the bump.
+            wait = lambda x: jax.lax.fori_loop(0, 50_000_000, lambda _, x: jnp.cos(x), x)  # noqa: E731
+            program = jax.jit(lambda x: jf.bump(watcher, source.ctypes.data, wait(x)))
             x = jnp.zeros(3)
             compiled = program.lower(x).compile()
+            begins = threading.Event()
+            caller = threading.Thread(target=lambda: (begins.set(), compiled(x)))
             interval = sys.getswitchinterval()
-            sys.setswitchinterval(1e6)  # the GIL stays here
+            sys.setswitchinterval(1e6)  # the GIL stays with whoever has it
             try:
-                compiled(x)
+                caller.start()
+                begins.wait()
+                self.assertNotEqual(target[7], 7, "the bump was too soon to show anything")
                 deadline = time.monotonic() + WAIT_S
                 while target[7] != 7 and time.monotonic() < deadline:
                     pass
             finally:
                 sys.setswitchinterval(interval)
+            caller.join()
         np.testing.assert_array_equal(target, source)
 
     def test_calls_from_python(self):

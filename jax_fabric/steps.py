@@ -17,7 +17,7 @@ State = TypeVar("State")
 # Survivors hear of a loss one after the other: who asks soon after an error may be too early.
 _LOSS_IS_KNOWN_AFTER_S = 2.0
 # Of exchanges, where a rank may be lost and nobody knows it yet.
-_WORDS_OF_A_LOSS = (" cannot send", " waited ", " is lost")
+_WORDS_OF_A_LOSS = (" cannot send", " waited ", " is lost", " has given up")
 
 
 def run_steps(

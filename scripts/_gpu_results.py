@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PARTS = (
     *("smoke", "correct", "programs", "processes"),
-    *("failures", "nic", "sanitize", "speed"),
+    *("failures", "nic", "hybrid", "sanitize", "speed"),
 )
 
 _EXPLANATION = """\

@@ -17,6 +17,7 @@
 #   failures  processes that are silent, killed, misused or closed, and the others, which go on until they are back
 #   nic       memory of GPUs as NICs are given it; JAX programs of ranks on GPUs over libfabric's TCP, and from memory
 #             of GPUs to memory of GPUs over a double of libibverbs
+#   hybrid    the same double among ranks of two nodes: those of one node store into each other's memory
 #   sanitize  compute-sanitizer's memcheck and racecheck on small shapes
 #   speed     kernel times beside a copy of the same bytes; round trips between device and host
 # DIR (default: .gpu/out/PART) gets logs/ of each step, measurements as .jsonl and PART.md with the table that is
@@ -29,7 +30,7 @@ TARGETS=(csrc/kernels/cuda/{moe_kernels_test,rounds_test,adjoint_test,exchange_t
          csrc/moe/cuda/{proxy_benchmark,signals_benchmark} csrc/engine/domains/nic/cuda_memory_test
          csrc/engine/domains/connectx/double/libverbs_double.so)
 part="" out="" build=0 merge="" name="" python="" gpus=1
-usage() { sed -n '2,27s/^# \{0,1\}//p' "$0"; }
+usage() { sed -n '2,28s/^# \{0,1\}//p' "$0"; }
 while [[ $# -gt 0 ]]; do
   case "$1" in
     --build) build=1 ;;
@@ -71,8 +72,8 @@ if [[ -n $merge ]]; then
   exec python3 scripts/_gpu_results.py "$merge" --merge "$name"
 fi
 
-case "$part" in smoke | correct | programs | processes | failures | nic | sanitize | speed) ;; *)
-  echo "gpu_check: --part must be smoke, correct, programs, processes, failures, nic, sanitize or speed, got '$part'" >&2; exit 2 ;;
+case "$part" in smoke | correct | programs | processes | failures | nic | hybrid | sanitize | speed) ;; *)
+  echo "gpu_check: --part must be smoke, correct, programs, processes, failures, nic, hybrid, sanitize or speed, got '$part'" >&2; exit 2 ;;
 esac
 for target in "${TARGETS[@]##*/}"; do
   [[ -x $BIN/$target ]] || { echo "gpu_check: $BIN/$target is missing: run scripts/gpu_check.sh --build first" >&2; exit 2; }
@@ -227,6 +228,13 @@ case "$part" in
     step three_direct_silent direct_exchanges --node-processes 1 --processes 3 --cases silent --timeout-s 3
     step three_direct_killed direct_exchanges --node-processes 1 --processes 3 --cases killed --timeout-s 20
     step three_direct_recovered direct_exchanges --node-processes 1 --processes 3 --cases recovered --timeout-s 30 --steps 8
+    # Beyond the transport's own patience with a silent peer.
+    step three_tcp_killed tcp_exchanges --processes 3 --cases killed --timeout-s 20
+    step three_tcp_recovered tcp_exchanges --processes 3 --cases recovered --timeout-s 30 --steps 8
+    step four_tcp_layer tcp_exchanges --processes 4 --cases timed --tokens 128 --hidden 7168 --top-k 8 --experts 256 \
+      --measured "$out/layers.jsonl" ;;
+  hybrid)
+    step mps start_mps
     # Two of one node, which store into each other's memory, and one of another.
     for flags in default no_graphs; do
       step "three_of_two_nodes_$flags" direct_exchanges --node-processes 2 --processes 3 --flags "$flags" --steps 20 \
@@ -238,13 +246,10 @@ case "$part" in
     step three_of_two_nodes_killed direct_exchanges --node-processes 2 --processes 3 --cases killed --timeout-s 20
     step three_of_two_nodes_recovered direct_exchanges --node-processes 2 --processes 3 --cases recovered \
       --timeout-s 30 --steps 8
-    # A NIC's transport, and nobody who needs it.
-    step two_of_one_node direct_exchanges --processes 2 --steps 20 --cases forward,gradients,scan
-    # Beyond the transport's own patience with a silent peer.
-    step three_tcp_killed tcp_exchanges --processes 3 --cases killed --timeout-s 20
-    step three_tcp_recovered tcp_exchanges --processes 3 --cases recovered --timeout-s 30 --steps 8
-    step four_tcp_layer tcp_exchanges --processes 4 --cases timed --tokens 128 --hidden 7168 --top-k 8 --experts 256 \
-      --measured "$out/layers.jsonl" ;;
+    # A NIC's transport, and nobody who needs it: the double copies nothing, so all may be in graphs.
+    for flags in default all_graphs; do
+      step "two_of_one_node_$flags" direct_exchanges --processes 2 --flags "$flags" --steps 20 --cases forward,gradients,scan
+    done ;;
   sanitize)
     small='MoeKernelsTest.OneTokenOneRank:MoeKernelsTest.EveryRouting:MoeKernelsTest.Quantised:Rounds.*Rank*'
     step memcheck timeout 250 compute-sanitizer --tool memcheck --error-exitcode 1 "$BIN/moe_kernels_test" --gtest_filter="$small"

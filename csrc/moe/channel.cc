@@ -28,7 +28,8 @@ Channel::Channel(int32_t index, const MoeConfig& config, const PeerTable& peers,
       send_slots_(config.layout.shape.ranks),
       receive_slots_(config.layout.shape.ranks),
       message_bytes_(config.layout.shape.ranks),
-      absent_slot_(config.PresentRanks() == config.layout.shape.ranks ? 0 : config.layout.SlotBytes()) {}
+      absent_slot_(config.PresentRanks() == config.layout.shape.ranks ? 0 : config.layout.SlotBytes()),
+      notices_(index, config, peers, group) {}
 
 Channel::~Channel() = default;
 
@@ -45,6 +46,7 @@ Status Channel::Prepare() {
   };
   connect(announcement_arrival_, &Channel::OnAnnouncement);
   connect(timer_, &Channel::OnTimer);
+  connect(notice_sent_, &Channel::OnNoticeSent);
   for (int parity = 0; parity < 2; ++parity) {
     connect(arrivals_[parity], &Channel::OnArrival);
     connect(sends_[parity], &Channel::OnSent);
@@ -150,6 +152,11 @@ void Channel::OnAttach(ResultRequest* request) {
   request->End(&error);
 }
 
+void Channel::Close() {
+  Poison(Error{ErrorCode::kCancelled, "the expert-parallel context was closed"});
+  notices_.Withdraw();
+}
+
 void Channel::Poison(const Error& error) {
   if (poison_) return;
   poison_ = error;
@@ -163,14 +170,14 @@ void Channel::Poison(const Error& error) {
   cancel(arrivals_[0], ChannelImmediate::kEvenExchange);
   cancel(arrivals_[1], ChannelImmediate::kOddExchange);
   cancel(announcement_arrival_, ChannelImmediate::kAnnouncement);
-  cancel(timer_, ChannelImmediate::kTimer);
+  cancel(timer_, ChannelImmediate::kAlarm);
 }
 
 bool Channel::Quiet() const {
   const auto quiet = [](const Signal& signal) { return !signal.outstanding; };
   return std::all_of(arrivals_.begin(), arrivals_.end(), quiet) && std::all_of(sends_.begin(), sends_.end(), quiet) &&
          std::all_of(announcements_.begin(), announcements_.end(), quiet) && quiet(announcement_arrival_) &&
-         quiet(timer_);
+         quiet(timer_) && quiet(notice_sent_);
 }
 
 // --- numbers
@@ -179,7 +186,7 @@ void Channel::OnSubmit(ExchangeOperation* operation) {
   if (poison_) return operation->Finish(&*poison_);
   const Result<uint64_t> identity = identifier_.Identify(operation->site_, operation->run_);
   if (!identity) {
-    Poison(Error{identity.error().code, fmt::format("moe {} (channel {}, rank {}): {}", NameOf(operation->kind_),
+    GiveUp(Error{identity.error().code, fmt::format("moe {} (channel {}, rank {}): {}", NameOf(operation->kind_),
                                                     index_, peers_.rank, identity.error().message)});
     return operation->Finish(&*poison_);
   }
@@ -226,12 +233,12 @@ void Channel::Announce(int64_t sequence) {
   const Deadline deadline = Deadline::After(group_->clock(), config_.timeout_us);
   if (auto posted = signal.scatter->Post(deadline, CallbackFor(&signal)); !posted) {
     signal.outstanding = false;
-    PoisonSend(posted.error());
+    GiveUpSend(posted.error());
   }
 }
 
 void Channel::OnAnnounced(Signal& signal) {
-  if (signal.error) PoisonSend(*signal.error);
+  if (signal.error) GiveUpSend(*signal.error);
   NumberOperations();
 }
 
@@ -258,14 +265,14 @@ void Channel::ExpectAnnouncement() {
                                                 CallbackFor(&announcement_arrival_));
   if (!expected) {
     announcement_arrival_.outstanding = false;
-    Poison(expected.error());
+    GiveUp(expected.error());
   }
 }
 
 void Channel::OnAnnouncement(Signal& signal) {
   if (poison_) return;
   if (!signal.error) return NumberOperations();
-  Poison(NameLeader(*signal.error));
+  GiveUp(NameLeader(*signal.error));
 }
 
 // --- exchanges
@@ -276,7 +283,7 @@ void Channel::Advance() {
     if (leads()) Issue();
   }
   // A lost rank may have done its part in the exchange that was in flight, and has none in what comes next.
-  if (has_lost_rank_ || group_->peer_losses() != losses_looked_at_) PoisonIfPeerIsLost();
+  if (has_lost_rank_ || group_->peer_losses() != losses_looked_at_) GiveUpIfPeerIsGone();
 }
 
 bool Channel::StartNext() {
@@ -296,7 +303,7 @@ bool Channel::StartNext() {
   current_->Pack(round_, StampOf(sequence, signature_), send_slots_.data(), message_bytes_.data());
   if (alone()) return true;
   const Status sent = Send();
-  if (!sent) PoisonSend(sent.error());
+  if (!sent) GiveUpSend(sent.error());
   return sent.has_value();
 }
 
@@ -339,7 +346,7 @@ Status Channel::Send() {
 bool Channel::FinishCurrent() {
   if (!packed_ || !arrived_ || !current_->can_unpack()) return false;
   if (const Status status = UnpackCurrent(); !status) {
-    Poison(status.error());
+    GiveUp(status.error());
     return false;
   }
   packed_ = false;
@@ -401,22 +408,15 @@ Status Channel::CheckCapacity(const void* const* slots) const {
 
 void Channel::OnArrival(Signal& signal) {
   if (poison_) return;
-  if (signal.error) return Poison(NameAbsentRanks(*signal.error));
+  if (signal.error) return GiveUp(NameAbsentRanks(*signal.error));
   arrived_ = true;
   Advance();
 }
 
 void Channel::OnSent(Signal& signal) {
   if (poison_) return;
-  if (signal.error) return PoisonSend(*signal.error);
+  if (signal.error) return GiveUpSend(*signal.error);
   Advance();
-}
-
-void Channel::PoisonSend(Error error) {
-  PoisonIfPeerIsLost();  // says more
-  error.message =
-      fmt::format("{}: rank {} cannot send{}: {}", NameOfPending(), peers_.rank, NameTarget(error), error.message);
-  Poison(error);
 }
 
 void* Channel::SendSlot(int32_t rank, int64_t parity) {
@@ -454,6 +454,7 @@ std::string Channel::DescribeState() const {
   for (const Signal& signal : sends_) add(signal);
   for (const Signal& signal : announcements_) add(signal);
   add(announcement_arrival_);
+  add(notice_sent_);
   return fmt::format("exchanges {} finished {} current {} round {} packed {} arrived {} known {} used {} {}{}; ",
                      exchanges_, finished_, current_ == nullptr ? 0 : current_->identity_, round_, packed_, arrived_,
                      tickets_.last_known(), announcement_immediates_used_, outstanding, poison_ ? " poisoned" : "");

@@ -26,7 +26,9 @@
 #include <vector>
 
 #include "csrc/base/strand.h"
+#include "csrc/moe/failure_notice.h"
 #include "csrc/moe/moe_config.h"
+#include "csrc/moe/notice_board.h"
 #include "csrc/moe/operation.h"
 #include "csrc/moe/operation_list.h"
 #include "csrc/moe/peer_table.h"
@@ -47,8 +49,9 @@ class Channel {
   // Thread-safe: the second half of a StartedExchange. May run it, and others, on this thread.
   void Attach(ResultRequest* request);
 
-  // On the strand: every operation ends with `error`, and so does every later one.
-  void Poison(const Error& error);
+  // On the strand: every operation ends with kCancelled, and so does every later one, unless one has ended with another
+  // error before. Idempotent.
+  void Close();
   // From any thread: why the channel refuses to go on, or null. Valid as long as the channel.
   const Error* error() const { return visible_poison_.load(std::memory_order_acquire); }
   // True when no callback of the worker can come any more; for teardown, on the strand.
@@ -100,8 +103,13 @@ class Channel {
   bool pending() const { return current_ != nullptr || !numbered_.empty() || !unnumbered_.empty(); }
   void ArmTimer();
   void OnTimer(Signal& signal);
-  void PoisonIfPeerIsLost();
-  void PoisonSend(Error error);
+  void Poison(const Error& error);
+  void GiveUp(const Error& error);
+  void GiveUp(const Error& error, const FailureNotice& told);
+  void Tell(const FailureNotice& notice);
+  void OnNoticeSent(Signal&) {}
+  void GiveUpIfPeerIsGone();
+  void GiveUpSend(Error error);
   bool HasMessageOf(int32_t rank) const;
   Error NameAbsentRanks(const Error& cause) const;
   std::string NameTarget(const Error& error) const;
@@ -120,9 +128,9 @@ class Channel {
   const PeerTable& peers_;
   DomainGroup* const group_;
   Strand* const strand_;
-  uint64_t losses_looked_at_;  // of the group's peers: so many
-  bool has_lost_rank_ = false;
-  bool grace_over_ = false;  // of what was on its way when that was seen
+  uint64_t losses_looked_at_;   // of the group's peers: so many
+  bool has_lost_rank_ = false;  // or has one that has given up
+  bool grace_over_ = false;     // of what was on its way when that was seen
 
   std::optional<Error> poison_;
   // Points to poison_ once it is set, never to change again; release there, acquire in error().
@@ -149,6 +157,8 @@ class Channel {
   std::array<Signal, AnnouncementRing::kEntries> announcements_;
   Signal announcement_arrival_;
   Signal timer_;
+  Signal notice_sent_;
+  NoticeBoard notices_;
   bool timer_ends_grace_ = false;
   int64_t announcement_immediates_used_ = 0;
 };

@@ -333,7 +333,7 @@ TEST_P(NicFailure, WritesThatFail) {
   for (int post = 0; post < 12; ++post) {
     for (const bool reject : {false, true}) {
       SCOPED_TRACE(fmt::format("post {} reject {}", post, reject));
-      Start(3, 1);
+      Start(3, 1, 20'000'000);
       auto& faults = fabric_->nic(0)->faults();
       (reject ? faults.reject_post : faults.fail_post) = post;
       std::vector<PatternExchange*> all;
@@ -341,13 +341,38 @@ TEST_P(NicFailure, WritesThatFail) {
         for (int32_t rank = 0; rank < 3; ++rank) all.push_back(&Submit(rank, Call(serial)));
       }
       WaitForAll(all);
-      const Error* error = fabric_->context(0).error();
-      ASSERT_NE(error, nullptr);
-      EXPECT_NE(error->message.find("rank"), std::string::npos) << error->message;
-      EXPECT_NE(error->code, ErrorCode::kDeadlineExceeded) << error->message;
+      const Error* cause = fabric_->context(0).error();
+      ASSERT_NE(cause, nullptr);
+      EXPECT_NE(cause->message.find("rank 0 cannot send to rank"), std::string::npos) << cause->message;
+      // The others say the same cause.
+      for (const int32_t rank : {1, 2}) {
+        const Error* error = fabric_->context(rank).error();
+        ASSERT_NE(error, nullptr);
+        EXPECT_EQ(error->code, cause->code) << error->message;
+        EXPECT_NE(error->message.find("waits for rank 0, which has given up: " + cause->message), std::string::npos)
+            << error->message;
+      }
       for (PatternExchange* each : all) EXPECT_EQ(each->damage(), "");
       fabric_.reset();
     }
+  }
+}
+
+// A rank hears of it although the one that has given up cannot reach it: notices are handed on, as they are.
+TEST_P(NicFailure, NoticesAreHandedOn) {
+  Start(3, 1, 20'000'000);
+  ExchangeAll(1);
+  fabric_->nic(0)->KillPeer(1, "the cable was pulled");  // rank 2, which has not lost rank 0
+  std::vector<PatternExchange*> all;
+  for (int32_t rank = 0; rank < 3; ++rank) all.push_back(&Submit(rank, Call(2)));
+  WaitForAll(all);
+  const std::string& cause = all[0]->error().message;
+  EXPECT_NE(cause.find(" rank 2, which is lost"), std::string::npos) << cause;
+  // Rank 1 may have all that it waits for.
+  for (const int32_t rank : {1, 2}) {
+    if (rank == 1 && all[rank]->ok()) continue;
+    EXPECT_TRUE(Contains(*all[rank], fmt::format("rank {} waits for rank 0, which has given up: {}", rank, cause)))
+        << all[rank]->error().message;
   }
 }
 

@@ -1,5 +1,5 @@
-// A rank is lost at any point of a sequence of calls: every survivor hears of it long before its calls' deadlines,
-// whatever each of them had heard of the loss, and of the calls, by then.
+// A rank is lost, or gives up, at any point of a sequence of calls: all others hear of it, and who it was, long before
+// their calls' deadlines, whatever each of them had heard of the loss, and of the calls, by then.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -28,9 +28,9 @@ constexpr int64_t kPromptlyUs = 5'000'000;
 constexpr int kSeeds = 400;
 
 // Ranks that make the same calls one after the other, each in its own time.
-class LostRank {
+class UnluckyRank {
  public:
-  LostRank(uint64_t seed, Mapping mapping) {
+  UnluckyRank(uint64_t seed, Mapping mapping) {
     random_.seed(seed);
     FabricOptions options{.ranks = 3 + static_cast<int32_t>(Below(3)), .seed = seed, .mapping = mapping};
     options.jitter_us = 1 + Below(30);
@@ -43,7 +43,7 @@ class LostRank {
     called_.resize(options.ranks);
     for (int32_t rank = 0; rank < options.ranks; ++rank) fabric_->nic(rank)->faults().lease_ns = 1 + Below(100'000);
   }
-  ~LostRank() { fabric_.reset(); }  // refers to the operations
+  ~UnluckyRank() { fabric_.reset(); }  // refers to the operations
 
   // Those that all ranks make end well, so there is no end to these.
   void CallNext() {
@@ -70,37 +70,44 @@ class LostRank {
     lost_ = rank;
     fabric_->Kill(rank);
   }
-  bool AllSurvivorsFailed() const {
-    for (int32_t rank = 0; rank < fabric_->size(); ++rank) {
-      if (rank != lost_ && !Failed(rank)) return false;
-    }
-    return true;
-  }
-  // Returns what is wrong, or "".
-  std::string Check() {
+  // One of the next writes that it posts fails, and its peer lives.
+  void FailAWriteOf(int32_t rank) { fabric_->nic(rank)->faults().fail_post = static_cast<int>(Below(8)); }
+  // Promptly, and say `words`; returns what is wrong, or "". `culprit` ends otherwise.
+  std::string AllOthersFail(int32_t culprit, const std::string& words) {
     const Deadline early = fabric_->In(kPromptlyUs);
-    while (!AllSurvivorsFailed() && !fabric_->Passed(early)) {
+    while (!AllFailed() && !fabric_->Passed(early)) {
       Work(200);
       fabric_->SkipIdleTime(10'000);
     }
     for (int32_t rank = 0; rank < fabric_->size(); ++rank) {
-      if (rank == lost_) continue;
+      if (rank == culprit) continue;
       if (!Failed(rank)) return fmt::format("rank {} still waits in call {}", rank, called_[rank]);
-      const Error& error = latest_[rank]->error();
-      const std::string words = fmt::format("rank {}, which is lost", lost_);
-      const bool names_it = error.message.find(words) != std::string::npos;
-      if (error.code != ErrorCode::kUnavailable || !names_it) return error.message;
+      const std::string& message = latest_[rank]->error().message;
+      if (message.find(words) == std::string::npos) return message;
     }
     for (const auto& each : operations_) {
       if (!each->damage().empty()) return each->damage();
     }
     return "";
   }
+  const Error& ErrorOf(int32_t rank) const { return latest_[rank]->error(); }
+  bool AllOthersHave(int32_t culprit, ErrorCode code) const {
+    for (int32_t rank = 0; rank < fabric_->size(); ++rank) {
+      if (rank != culprit && ErrorOf(rank).code != code) return false;
+    }
+    return true;
+  }
 
   uint64_t Below(uint64_t limit) { return random_() % limit; }
   int32_t AnyRank() { return static_cast<int32_t>(Below(fabric_->size())); }
 
  private:
+  bool AllFailed() const {
+    for (int32_t rank = 0; rank < fabric_->size(); ++rank) {
+      if (rank != lost_ && !Failed(rank)) return false;
+    }
+    return true;
+  }
   bool Failed(int32_t rank) const {
     return latest_[rank] != nullptr && latest_[rank]->finished() && !latest_[rank]->ok();
   }
@@ -118,10 +125,27 @@ INSTANTIATE_TEST_SUITE_P(Paths, ChannelLoss, ::testing::Values(Mapping::kNone, M
 
 TEST_P(ChannelLoss, SurvivorsHearOfItPromptly) {
   for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
-    LostRank ranks(seed, GetParam());
+    UnluckyRank ranks(seed, GetParam());
     ranks.Work(50 + static_cast<int>(ranks.Below(2'000)));
-    ranks.Lose(ranks.AnyRank());
-    ASSERT_EQ(ranks.Check(), "") << "seed " << seed;
+    const int32_t lost = ranks.AnyRank();
+    ranks.Lose(lost);
+    const std::string words = fmt::format("rank {}, which is lost", lost);
+    ASSERT_EQ(ranks.AllOthersFail(lost, words), "") << "seed " << seed;
+    ASSERT_TRUE(ranks.AllOthersHave(lost, ErrorCode::kUnavailable)) << "seed " << seed;
+  }
+}
+
+TEST_P(ChannelLoss, OthersHearWhyARankHasGivenUp) {
+  for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    UnluckyRank ranks(seed, GetParam());
+    ranks.Work(50 + static_cast<int>(ranks.Below(2'000)));
+    const int32_t culprit = ranks.AnyRank();
+    ranks.FailAWriteOf(culprit);
+    const std::string words = fmt::format("rank {}, which has given up: moe ", culprit);
+    ASSERT_EQ(ranks.AllOthersFail(culprit, words), "") << "seed " << seed;
+    const Error& cause = ranks.ErrorOf(culprit);
+    ASSERT_NE(cause.message.find(fmt::format("rank {} cannot send", culprit)), std::string::npos) << cause.message;
+    ASSERT_TRUE(ranks.AllOthersHave(culprit, cause.code)) << "seed " << seed;
   }
 }
 

@@ -1,32 +1,45 @@
-// What ends a wait of a channel that nobody fulfils: the deadline, or the loss of a peer; and what its error says.
+// What ends a wait of a channel that nobody fulfils: the deadline, the loss of a peer, or a peer's notice that it has
+// given up; what the error says, and how the others hear of it.
 #include <algorithm>
 #include <atomic>
 #include <string>
+#include <string_view>
 
 #include "csrc/moe/channel.h"
 #include "csrc/moe/exchange_name.h"
 
 namespace jax_fabric::moe {
+namespace {
+
+constexpr std::string_view kSameProgram = "Do all ranks run the same program?";
+
+}  // namespace
+
 void Channel::ArmTimer() {
   if (poison_ || timer_.outstanding || !pending()) return;
   // Before looking: whoever is lost afterwards ends the timer.
   const uint64_t losses = group_->peer_losses();
-  PoisonIfPeerIsLost();
+  GiveUpIfPeerIsGone();
   if (poison_) return;
   timer_ends_grace_ = has_lost_rank_;
   const int64_t wait_us = has_lost_rank_ ? config_.LossGraceUs() : config_.timeout_us;
-  const auto armed = group_->ExpectImmediate(peers_.Immediate(peers_.rank, index_, ChannelImmediate::kTimer), 1,
+  const auto armed = group_->ExpectImmediate(peers_.Immediate(peers_.rank, index_, ChannelImmediate::kAlarm), 1,
                                              Deadline::After(group_->clock(), wait_us), CallbackFor(&timer_), losses);
   if (!armed) {
     timer_.outstanding = false;
-    Poison(armed.error());
+    GiveUp(armed.error());
   }
 }
 
 void Channel::OnTimer(Signal& signal) {
   if (poison_) return;
-  if (signal.error && signal.error->code == ErrorCode::kUnavailable) return ArmTimer();
-  if (signal.error && signal.error->code != ErrorCode::kDeadlineExceeded) return Poison(*signal.error);
+  if (!signal.error) {
+    // A notice has come. Some may hear of it from this rank only, which perhaps has all that it waits for.
+    if (const auto notice = notices_.FirstNotice()) Tell(*notice);
+    return ArmTimer();
+  }
+  if (signal.error->code == ErrorCode::kUnavailable) return ArmTimer();
+  if (signal.error->code != ErrorCode::kDeadlineExceeded) return GiveUp(*signal.error);
   // All that the worker had counted by then has been handled: its callbacks come in order.
   grace_over_ = grace_over_ || timer_ends_grace_;
   const Clock& clock = group_->clock();
@@ -36,29 +49,52 @@ void Channel::OnTimer(Signal& signal) {
   // The exchange in flight and an awaited number have deadlines of their own; what is left is an operation whose turn
   // does not come.
   if (late(unnumbered_) || late(numbered_)) {
-    if (packed_ && !arrived_) return Poison(NameAbsentRanks(*signal.error));
+    if (packed_ && !arrived_) return GiveUp(NameAbsentRanks(*signal.error));
     // The timer may be before the awaited number's deadline, which begins anew with every announcement.
-    if (!leads() && current_ == nullptr && numbered_.empty()) return Poison(NameLeader(*signal.error));
-    return Poison(NameBlockedTurn());
+    if (!leads() && current_ == nullptr && numbered_.empty()) return GiveUp(NameLeader(*signal.error));
+    return GiveUp(NameBlockedTurn());
   }
   ArmTimer();
 }
 
-void Channel::PoisonIfPeerIsLost() {
+void Channel::GiveUpIfPeerIsGone() {
   if (!pending()) return;
   losses_looked_at_ = group_->peer_losses();
-  for (int32_t rank = 0; rank < config_.layout.shape.ranks; ++rank) {
-    if (rank == peers_.rank || config_.IsAbsent(rank)) continue;
-    const Status status = group_->PeerStatus(peers_.peers[rank].handle);
-    if (status) continue;
+  const auto departure = notices_.FirstDeparture([this](int32_t rank) {
     has_lost_rank_ = true;
-    if (packed_ && (arrived_ || (!grace_over_ && HasMessageOf(rank)))) continue;
-    // It may have left while others still have calls to make.
-    const char* const hint = packed_ ? "" : ". Do all ranks run the same program?";
-    return Poison(
-        Error{ErrorCode::kUnavailable, fmt::format("{}: rank {} waits for rank {}, which is lost: {}{}",
-                                                   NameOfPending(), peers_.rank, rank, status.error().message, hint)});
-  }
+    return !packed_ || (!arrived_ && (grace_over_ || !HasMessageOf(rank)));
+  });
+  if (!departure) return;
+  // It may have left while others still have calls to make, or have waited for a call that nobody makes here.
+  const bool asks = departure->words.find(kSameProgram) != std::string::npos;
+  const std::string question = packed_ || asks ? "" : fmt::format(". {}", kSameProgram);
+  const Error error{departure->code, fmt::format("{}: rank {} waits for {}{}", NameOfPending(), peers_.rank,
+                                                 departure->words, question)};
+  if (departure->is_lost()) return GiveUp(error);
+  GiveUp(error, *departure->notice);
+}
+
+void Channel::GiveUpSend(Error error) {
+  GiveUpIfPeerIsGone();  // says more
+  error.message =
+      fmt::format("{}: rank {} cannot send{}: {}", NameOfPending(), peers_.rank, NameTarget(error), error.message);
+  GiveUp(error);
+}
+
+void Channel::GiveUp(const Error& error) { GiveUp(error, FailureNotice{peers_.rank, error.code, error.message}); }
+
+void Channel::GiveUp(const Error& error, const FailureNotice& told) {
+  if (poison_) return;
+  // Else the engine ends, and its peers hear of that.
+  if (error.code != ErrorCode::kCancelled && !alone()) Tell(told);
+  Poison(error);
+}
+
+void Channel::Tell(const FailureNotice& notice) {
+  if (notice_sent_.outstanding) return;
+  const Deadline deadline = Deadline::After(group_->clock(), config_.LossGraceUs());
+  // Whoever cannot be told has its own deadline.
+  notice_sent_.outstanding = notices_.Tell(notice, deadline, CallbackFor(&notice_sent_)).has_value();
 }
 
 // The engine knows it by the name of its process and device. A write may fail before its peer is known to be lost.
@@ -110,11 +146,9 @@ Error Channel::NameAbsentRanks(const Error& cause) const {
 }
 
 Error Channel::NameLeader(const Error& cause) const {
-  return Error{
-      cause.code,
-      fmt::format("moe (channel {}): rank {} waited {} s for rank {} to start the same call. Do all ranks run the "
-                  "same program? {}",
-                  index_, peers_.rank, config_.timeout_us / 1e6, leader_, cause.message)};
+  return Error{cause.code,
+               fmt::format("moe (channel {}): rank {} waited {} s for rank {} to start the same call. {} {}", index_,
+                           peers_.rank, config_.timeout_us / 1e6, leader_, kSameProgram, cause.message)};
 }
 
 std::string Channel::NameOfPending() const {

@@ -60,7 +60,7 @@ bool Context::Close(Deadline deadline) {
       auto* self = static_cast<Sweep*>(context);
       bool quiet = true;
       for (const auto& channel : self->context->channels_) {
-        channel->Poison(Error{ErrorCode::kCancelled, "the expert-parallel context was closed"});
+        channel->Close();
         quiet = quiet && channel->Quiet();
       }
       // Another thread that runs this has yet to leave the strand, which may be gone when Close has returned. Once the

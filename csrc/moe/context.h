@@ -36,6 +36,8 @@ class Context final : public RankContext {
   Channel* channel(int32_t index);
   // The memory that peers write into (MoeConfig says what lies where), for tests.
   std::span<std::byte> slots() const { return connector_.memory(); }
+  // Its failure notices (notice_board.h), for tests.
+  std::span<std::byte> notices() const { return connector_.notices(); }
 
  private:
   Context(const MoeConfig& config, DomainGroup* group, Executor* executor);

@@ -178,6 +178,36 @@ TEST_P(ContextThreads, StartedExchanges) {
   }
 }
 
+// One rank makes another call than the others, which hear of it while their threads wait: in a moment, not at the
+// deadline.
+TEST_P(ContextThreads, OthersHearWhyARankHasGivenUp) {
+  constexpr int32_t kRanks = 4;
+  for (int round = 0; round < 20; ++round) {
+    Process process(kRanks, GetParam(), SmallConfig(kRanks, 1));
+    std::vector<std::unique_ptr<PatternExchange>> calls(kRanks);
+    const auto start = std::chrono::steady_clock::now();
+    OnEachRank(kRanks, [&](int32_t rank) {
+      PatternCall call = CallOf(round);
+      // Rank 0 numbers the calls, waits for the rest, and cannot use what comes.
+      if (rank == 0) call.signature = 8;
+      calls[rank] = std::make_unique<PatternExchange>(process.context(rank).config().layout, call);
+      process.context(rank).channel(0)->Submit(calls[rank].get());
+      WaitFor(*calls[rank]);
+      // What follows is told, too, where this call had ended well.
+      if (!calls[rank]->ok()) return;
+      calls[rank] = std::make_unique<PatternExchange>(process.context(rank).config().layout, CallOf(round + 1));
+      process.context(rank).channel(0)->Submit(calls[rank].get());
+      WaitFor(*calls[rank]);
+    });
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(50));
+    for (const auto& each : calls) {
+      EXPECT_TRUE(each->finished() && !each->ok());
+      EXPECT_EQ(each->error().code, ErrorCode::kFailedPrecondition) << each->error().message;
+    }
+    process.CloseContexts();
+  }
+}
+
 // The operations of one rank, kept until the contexts are closed.
 struct Submitted {
   std::vector<std::unique_ptr<PatternExchange>> operations;

@@ -8,7 +8,7 @@ namespace jax_fabric::moe {
 namespace {
 
 constexpr uint32_t kMagic = 0x6a666d69;  // "jfmi"
-constexpr uint16_t kVersion = 5;
+constexpr uint16_t kVersion = 6;
 
 Result<SignedPayload> Open(ByteView bytes) {
   JF_ASSIGN_OR_RETURN(const Frame frame, OpenFrame(kMagic, kVersion, bytes, "introduction"));
@@ -29,6 +29,7 @@ Bytes Introduction::Serialize(const FabricKey* key) const {
   writer.U32(membership_epoch);
   writer.ByteString(device_memory);
   writer.U64(node);
+  writer.ByteString(notices);
   return SealFrame(kMagic, kVersion, SignedPayload::Seal(key, FabricKey::Purpose::kIntroduction, writer.bytes()));
 }
 
@@ -49,6 +50,8 @@ Result<Introduction> Introduction::Parse(ByteView bytes) {
   JF_ASSIGN_OR_RETURN(const ByteView device_memory, reader.ByteString(kMaxDeviceMemoryBytes, "device memory"));
   introduction.device_memory.assign(device_memory.begin(), device_memory.end());
   JF_ASSIGN_OR_RETURN(introduction.node, reader.U64("node"));
+  JF_ASSIGN_OR_RETURN(const ByteView notices, reader.ByteString(kMaxDescriptorBytes, "descriptor of notices"));
+  introduction.notices.assign(notices.begin(), notices.end());
   return introduction;
 }
 

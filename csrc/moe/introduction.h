@@ -21,6 +21,7 @@ struct Introduction {
   uint32_t membership_epoch = 0;
   Bytes device_memory;  // where it runs on a GPU: what peers need to reach its memory there; else empty
   uint64_t node = 0;    // NodeNumber; 0: it has not said
+  Bytes notices;        // descriptor of its notice boards
 
   static constexpr size_t kMaxAddressBytes = 1 << 20;
   static constexpr size_t kMaxDescriptorBytes = 1 << 20;

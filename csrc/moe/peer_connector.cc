@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "csrc/base/random_bytes.h"
+#include "csrc/moe/notice_board.h"
 
 namespace jax_fabric::moe {
 namespace {
@@ -22,7 +23,7 @@ PeerConnector::~PeerConnector() { Deregister(); }
 
 bool PeerConnector::Deregister() {
   bool free = true;
-  for (RegisteredMemory* memory : {&table_.own_memory, &table_.staging_memory}) {
+  for (RegisteredMemory* memory : {&table_.own_memory, &table_.staging_memory, &table_.notice_memory}) {
     if (memory->address == nullptr) continue;
     free = group_->DeregisterMemory(*memory).has_value() && free;
     *memory = {};
@@ -40,6 +41,8 @@ Status PeerConnector::Prepare(const Options& options) {
   options_ = options;
   JF_ASSIGN_OR_RETURN(table_.own_memory,
                       Register(options.device_memory, options.memory_bytes, Access::kRemoteWrite, memory_));
+  JF_ASSIGN_OR_RETURN(table_.notice_memory,
+                      Register(nullptr, NoticeBoard::MemoryBytes(config_), Access::kRemoteWrite, notices_));
   JF_ASSIGN_OR_RETURN(table_.own_incarnation, RandomId());
   table_.rank = config_.layout.shape.rank;
   table_.peers.resize(config_.layout.shape.ranks);
@@ -65,6 +68,7 @@ Result<Bytes> PeerConnector::Introduction(ByteView device_memory) const {
   introduction.membership_epoch = config_.membership_epoch;
   introduction.device_memory.assign(device_memory.begin(), device_memory.end());
   introduction.node = options_.node;
+  JF_ASSIGN_OR_RETURN(introduction.notices, group_->Describe(table_.notice_memory));
   return introduction.Serialize(group_->key());
 }
 
@@ -100,6 +104,7 @@ Status PeerConnector::AddPeer(int32_t rank, ByteView bytes) {
   JF_ASSIGN_OR_RETURN(peer.handle, group_->AddPeer(introduction.address));
   JF_RETURN_IF_ERROR(introduction.Authenticate(bytes, group_->key()));
   JF_ASSIGN_OR_RETURN(peer.memory, DomainGroup::ParseDescriptor(introduction.descriptor));
+  JF_ASSIGN_OR_RETURN(peer.notices, DomainGroup::ParseDescriptor(introduction.notices));
   peer.first_immediate = introduction.first_immediate;
   peer.incarnation = introduction.incarnation;
   return {};

@@ -53,6 +53,7 @@ class PeerConnector {
   // In host memory; else empty.
   std::span<std::byte> memory() const { return {static_cast<std::byte*>(memory_.data()), memory_.size()}; }
   std::span<std::byte> staging() const { return {static_cast<std::byte*>(staging_.data()), staging_.size()}; }
+  std::span<std::byte> notices() const { return {static_cast<std::byte*>(notices_.data()), notices_.size()}; }
   // How many peers are reached by stores; this rank counts.
   int32_t mapped_peers() const;
   // Nothing writes or reads the memory any more, given or own. False: a request that has been reported is still under
@@ -72,6 +73,7 @@ class PeerConnector {
   Options options_;
   SharedMemory memory_;
   SharedMemory staging_;
+  SharedMemory notices_;
   PeerTable table_;
   std::vector<Acquaintance> acquaintances_;
   bool connected_ = false;

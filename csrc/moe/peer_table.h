@@ -16,7 +16,9 @@ enum class ChannelImmediate : uint32_t {
   kEvenExchange = 0,
   kOddExchange = 1,
   kAnnouncement = 2,
-  kTimer = 3,  // never sent: an expectation on it is a timer on the worker's clock, which the loss of a peer ends, too
+  // Comes with a failure notice. An expectation on it is a timer on the worker's clock, too, which notices and the loss
+  // of a peer end.
+  kAlarm = 3,
 };
 inline constexpr uint32_t kImmediatesPerChannel = 4;
 
@@ -28,6 +30,7 @@ constexpr ChannelImmediate ArrivalImmediate(int64_t sequence) {
 struct Peer {
   PeerHandle handle = 0;
   RemoteMemory memory;          // its slots and announcement rings
+  RemoteMemory notices;         // its notice boards
   std::byte* mapped = nullptr;  // the same, where loads and stores reach it; else null
   uint32_t first_immediate = 0;
   uint64_t incarnation = 0;
@@ -37,6 +40,7 @@ struct PeerTable {
   int32_t rank = 0;
   std::vector<Peer> peers;          // by rank; this rank's own entry has only `mapped` and `first_immediate`
   RegisteredMemory own_memory;      // slots and announcement rings
+  RegisteredMemory notice_memory;   // notice boards of all channels, in host memory
   RegisteredMemory staging_memory;  // messages on their way to peers that are not mapped; empty if all are
   uint64_t own_incarnation = 0;
   bool one_process = true;  // every rank lives in this process

@@ -1,6 +1,7 @@
 #include "csrc/moe/proxied_channel.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "csrc/kernels/message_fault.h"
 #include "csrc/kernels/moe_layout.h"
@@ -23,7 +24,12 @@ Result<std::unique_ptr<ProxiedChannel>> ProxiedChannel::Create(int32_t index, co
 
 ProxiedChannel::ProxiedChannel(int32_t index, const MoeConfig& config, const PeerTable& peers, DomainGroup* group,
                                const DeviceWords& words)
-    : index_(index), config_(config), peers_(peers), group_(group), words_(words) {
+    : index_(index),
+      config_(config),
+      peers_(peers),
+      group_(group),
+      words_(words),
+      notices_(index, config, peers, group) {
   for (Signal& signal : sends_) signal.channel = this;
   for (Signal& signal : arrivals_) signal.channel = this;
 }
@@ -58,6 +64,7 @@ Status ProxiedChannel::Prepare(const std::vector<uint8_t>& through_host) {
 }
 
 void ProxiedChannel::StartPolling() {
+  ExpectAlarm();
   const auto urgency = entries_ > 0 ? PollerSet::Urgency::kUrgent : PollerSet::Urgency::kRelaxed;
   poller_ = group_->AddPoller([this] { return Poll(); }, urgency);
 }
@@ -72,10 +79,7 @@ const Error* ProxiedChannel::error() {
 void ProxiedChannel::HearDevice() {
   // Acquires what the device has released.
   if (std::atomic_ref(words_.signals->error.sequence).load(std::memory_order_acquire) == 0) return;
-  std::unique_lock lock(error_mutex_);
-  const std::optional<Error> loss = loss_;
-  lock.unlock();
-  Stop(loss ? *loss : ErrorOfDevice());
+  Stop(FailureOfDevice());
 }
 
 bool ProxiedChannel::Poll() {
@@ -84,11 +88,11 @@ bool ProxiedChannel::Poll() {
   const int64_t posted = std::atomic_ref(words_.signals->posted.sequence).load(std::memory_order_acquire);
   if (posted != posted_) {
     posted_ = posted;
-    if (const Status status = Post(posted); !status) Stop(status.error());
+    if (const Status status = Post(posted); !status) Stop(FailureOf(status.error()));
     return true;
   }
   if (error() != nullptr) return true;
-  LookForLosses();
+  LookForDepartures();
   return false;
 }
 
@@ -138,7 +142,7 @@ void ProxiedChannel::OnArrival(const Signal& signal, const Error* error) {
     FinishIfComplete();
   } else if (error->code != ErrorCode::kDeadlineExceeded) {
     // At a deadline, which is its own too, the device says more: whose messages are missing.
-    Refuse(*error);
+    Refuse(FailureOf(*error));
   }
   outstanding_.fetch_sub(1, std::memory_order_release);
 }
@@ -147,12 +151,13 @@ void ProxiedChannel::OnSent(const Signal& signal, const Error* error) {
   if (error == nullptr) {
     left_[signal.sequence & 1] = signal.sequence;
     FinishIfComplete();
-  } else if (const auto loss = LossOfPeer()) {
-    Refuse(*loss);  // with the rank, which the engine does not know
   } else {
     const std::optional<int32_t> rank = peers_.RankNamedBy(*error, *group_);
-    Refuse(Error{error->code, fmt::format("{}: rank {} cannot send{}: {}", Name(signal.sequence), peers_.rank,
-                                          rank ? fmt::format(" to rank {}", *rank) : "", error->message)});
+    const auto departure = rank ? notices_.DepartureOf(*rank) : std::nullopt;
+    const std::string target = rank ? fmt::format(" to rank {}", *rank) : "";
+    Refuse(departure ? FailureOf(*departure)
+                     : FailureOf(Error{error->code, fmt::format("{}: rank {} cannot send{}: {}", Name(signal.sequence),
+                                                                peers_.rank, target, error->message)}));
   }
   outstanding_.fetch_sub(1, std::memory_order_release);
 }
@@ -163,59 +168,112 @@ void ProxiedChannel::FinishIfComplete() {
   std::atomic_ref(words_.signals->host.done).store(arrived_, std::memory_order_release);
 }
 
-std::optional<Error> ProxiedChannel::LossOfPeer() const {
-  for (int32_t rank = 0; rank < config_.layout.shape.ranks; ++rank) {
-    if (rank == peers_.rank || config_.IsAbsent(rank)) continue;
-    const Status status = group_->PeerStatus(peers_.peers[rank].handle);
-    if (status) continue;
-    return Error{ErrorCode::kUnavailable,
-                 fmt::format("moe (channel {}): rank {} cannot go on without rank {}, which is lost: {}", index_,
-                             peers_.rank, rank, status.error().message)};
+void ProxiedChannel::ExpectAlarm() {
+  const std::lock_guard lock(error_mutex_);
+  if (error_) return;  // Stop, which cancels it, comes after the error, or has come
+  outstanding_.fetch_add(1, std::memory_order_release);
+  const Status status = group_->ExpectImmediate(
+      peers_.Immediate(peers_.rank, index_, ChannelImmediate::kAlarm), 1,
+      Deadline::After(group_->clock(), config_.timeout_us),
+      WorkerCallback{[](void* context, const Error* error) { static_cast<ProxiedChannel*>(context)->OnAlarm(error); },
+                     this});
+  if (!status) outstanding_.fetch_sub(1, std::memory_order_release);
+}
+
+void ProxiedChannel::OnAlarm(const Error* error) {
+  if (error == nullptr) {
+    alarmed_ = true;
+    // Some may hear of it from this rank only, which perhaps has all that it waits for.
+    const std::lock_guard lock(error_mutex_);
+    if (const auto notice = notices_.FirstNotice()) Tell(*notice);
   }
-  return {};
+  if (error == nullptr || error->code == ErrorCode::kDeadlineExceeded) ExpectAlarm();
+  outstanding_.fetch_sub(1, std::memory_order_release);
+}
+
+ProxiedChannel::Failure ProxiedChannel::FailureOf(Error error) const {
+  FailureNotice told{peers_.rank, error.code, error.message};
+  return {std::move(error), std::move(told)};
+}
+
+ProxiedChannel::Failure ProxiedChannel::FailureOf(const NoticeBoard::Departure& departure) const {
+  Failure failure = FailureOf(Error{departure.code, fmt::format("moe (channel {}): rank {} cannot go on without {}",
+                                                                index_, peers_.rank, departure.words)});
+  if (departure.notice) failure.told = *departure.notice;
+  return failure;
+}
+
+std::optional<ProxiedChannel::Failure> ProxiedChannel::FirstDeparture() const {
+  const auto departure = notices_.FirstDeparture([](int32_t) { return true; });
+  return departure ? std::optional(FailureOf(*departure)) : std::nullopt;
 }
 
 // Kernels cannot know that a rank is gone. Nobody has to wait until the deadline for that.
-void ProxiedChannel::LookForLosses() {
-  if (!has_lost_rank_ && !FindLoss()) return;
+void ProxiedChannel::LookForDepartures() {
+  if (!rank_has_departed_ && !FindDeparture()) return;
   // For those the host waits. Whoever waits for a rank of its node says so when it has seen the word.
-  if (entries_ > 0 && posted_ > arrived_) Refuse(*loss_);
+  if (entries_ > 0 && posted_ > arrived_) Refuse(*departure_);
 }
 
-bool ProxiedChannel::FindLoss() {
+bool ProxiedChannel::FindDeparture() {
   const uint64_t losses = group_->peer_losses();
-  if (losses == losses_seen_ && !lost_since_ns_) return false;
+  if (losses == losses_seen_ && !std::exchange(alarmed_, false) && !departed_since_ns_) return false;
   losses_seen_ = losses;
-  const std::optional<Error> loss = LossOfPeer();
-  if (!loss) return lost_since_ns_.reset(), false;
+  const std::optional<Failure> departure = FirstDeparture();
+  if (!departure) return departed_since_ns_.reset(), false;
   const int64_t now_ns = group_->clock().NowNs();
-  if (!lost_since_ns_) lost_since_ns_ = now_ns;
-  if (now_ns - *lost_since_ns_ < config_.LossGraceUs() * 1000) return false;
+  if (!departed_since_ns_) departed_since_ns_ = now_ns;
+  if (now_ns - *departed_since_ns_ < config_.LossGraceUs() * 1000) return false;
   // No error yet: a rank that ends as it should has sent all that anybody waits for, and kernels that find it there do
   // not look at the word.
   {
     const std::lock_guard lock(error_mutex_);
-    loss_ = loss;
+    departure_ = departure;
   }
-  has_lost_rank_ = true;
+  rank_has_departed_ = true;
   std::atomic_ref(words_.signals->host.stop).store(1, std::memory_order_relaxed);
   return true;
 }
 
-void ProxiedChannel::Refuse(const Error& error) {
-  // A volatile read by waiting kernels: they leave.
+void ProxiedChannel::Refuse(const Failure& failure) {
+  {
+    const std::lock_guard lock(error_mutex_);
+    if (!error_) {
+      error_ = failure.error;
+      visible_error_.store(&*error_, std::memory_order_release);
+      Tell(failure.told);
+    }
+  }
+  // A volatile read by waiting kernels: they leave. Last: whoever asks once they have left finds the error.
   std::atomic_ref(words_.signals->host.stop).store(1, std::memory_order_relaxed);
-  const std::lock_guard lock(error_mutex_);
-  if (error_) return;
-  error_ = error;
-  visible_error_.store(&*error_, std::memory_order_release);
 }
 
-void ProxiedChannel::Stop(const Error& error) {
-  Refuse(error);
+void ProxiedChannel::Tell(const FailureNotice& notice) {
+  // The context ends, or the engine, and its peers hear of that.
+  if (notice.code == ErrorCode::kCancelled || config_.PresentRanks() == 1) return;
+  outstanding_.fetch_add(1, std::memory_order_release);
+  const auto sent = [](void* context, const Error*) {
+    static_cast<ProxiedChannel*>(context)->outstanding_.fetch_sub(1, std::memory_order_release);
+  };
+  const Deadline deadline = Deadline::After(group_->clock(), config_.LossGraceUs());
+  // Whoever cannot be told has its own deadline.
+  if (!notices_.Tell(notice, deadline, WorkerCallback{sent, this})) {
+    outstanding_.fetch_sub(1, std::memory_order_release);
+  }
+}
+
+void ProxiedChannel::Stop(const Failure& failure) {
+  Refuse(failure);
+  group_->CancelExpectation(peers_.Immediate(peers_.rank, index_, ChannelImmediate::kAlarm));
   for (const ChannelImmediate which : {ChannelImmediate::kEvenExchange, ChannelImmediate::kOddExchange}) {
     if (entries_ > 0) group_->CancelExpectation(peers_.Immediate(peers_.rank, index_, which));
   }
+}
+
+void ProxiedChannel::Close() {
+  Stop(FailureOf(Error{ErrorCode::kCancelled, "the expert-parallel context was closed"}));
+  const std::lock_guard lock(error_mutex_);
+  notices_.Withdraw();
 }
 
 std::optional<Error> ProxiedChannel::TakeRefusal() {
@@ -241,6 +299,18 @@ std::string ProxiedChannel::MissingRanks() const {
     ranks += fmt::format("{}{}", ranks.empty() ? "" : ", ", rank);
   }
   return ranks.empty() ? "any rank to tell that its message is complete" : "rank(s) " + ranks;
+}
+
+ProxiedChannel::Failure ProxiedChannel::FailureOfDevice() {
+  const auto& line = words_.signals->error;
+  if (line.error != SignalError::kStopped) return FailureOf(ErrorOfDevice());
+  // The rank that it waited for says more than another one that is gone, too.
+  const auto source = static_cast<int32_t>(line.source);
+  const bool is_peer = source != peers_.rank && source >= 0 && source < config_.layout.shape.ranks;
+  const auto departure = is_peer && !config_.IsAbsent(source) ? notices_.DepartureOf(source) : std::nullopt;
+  if (departure) return FailureOf(*departure);
+  const std::lock_guard lock(error_mutex_);
+  return departure_ ? *departure_ : FailureOf(ErrorOfDevice());
 }
 
 Error ProxiedChannel::ErrorOfDevice() const {

@@ -19,7 +19,9 @@
 
 #include "csrc/engine/domain_group.h"
 #include "csrc/kernels/signals.h"
+#include "csrc/moe/failure_notice.h"
 #include "csrc/moe/moe_config.h"
+#include "csrc/moe/notice_board.h"
 #include "csrc/moe/peer_table.h"
 
 namespace jax_fabric::moe {
@@ -42,15 +44,15 @@ class ProxiedChannel {
   void StartPolling();
   // Afterwards it is not polled any more. Not from the worker. Idempotent.
   void StopPolling() { poller_.reset(); }
-  // From any thread: waiting kernels leave, and what they would have waited for ends with `error`. The first error
-  // stays.
-  void Stop(const Error& error);
+  // From any thread: waiting kernels leave, and what they would have waited for ends with kCancelled, unless something
+  // has failed before. Idempotent.
+  void Close();
   // From any thread: why the channel refuses to go on, or null. Valid as long as the channel. What kernels that have
   // ended have said is known.
   const Error* error();
   // From any thread: that a call since the last time had nothing to end, if one had; the channel goes on.
   std::optional<Error> TakeRefusal();
-  // True when no callback of the worker can come any more; after Stop, when nobody polls.
+  // True when no callback of the worker can come any more; after Close, when nobody polls.
   bool Quiet() const { return outstanding_.load(std::memory_order_acquire) == 0; }
 
  private:
@@ -71,12 +73,25 @@ class ProxiedChannel {
   void OnArrival(const Signal& signal, const Error* error);
   void OnSent(const Signal& signal, const Error* error);
   void FinishIfComplete();
-  // That of the first rank that is lost, if one is.
-  std::optional<Error> LossOfPeer() const;
-  void LookForLosses();
-  // True: one is, and its messages are not on their way any more.
-  bool FindLoss();
-  void Refuse(const Error& error);
+  void ExpectAlarm();
+  void OnAlarm(const Error* error);
+  // An error of this rank, and what the others are told of it.
+  struct Failure {
+    Error error;
+    FailureNotice told;
+  };
+  Failure FailureOf(Error error) const;
+  Failure FailureOf(const NoticeBoard::Departure& departure) const;
+  // Of the first rank that is lost or has given up, if one has.
+  std::optional<Failure> FirstDeparture() const;
+  Failure FailureOfDevice();
+  void LookForDepartures();
+  // True: a rank is lost or has given up, and its messages are not on their way any more.
+  bool FindDeparture();
+  void Refuse(const Failure& failure);
+  // Under error_mutex_.
+  void Tell(const FailureNotice& notice);
+  void Stop(const Failure& failure);
   std::string Name(int64_t sequence) const;
   // Of the exchange whose wait ended at its deadline.
   std::string MissingRanks() const;
@@ -93,8 +108,9 @@ class ProxiedChannel {
   // Of the worker.
   int64_t posted_ = 0;
   uint64_t losses_seen_ = 0;
-  std::optional<int64_t> lost_since_ns_;
-  bool has_lost_rank_ = false;
+  bool alarmed_ = false;  // a notice has come since FindDeparture has looked
+  std::optional<int64_t> departed_since_ns_;
+  bool rank_has_departed_ = false;
 
   std::array<Signal, 2> sends_, arrivals_;
   std::atomic<int32_t> outstanding_{0};
@@ -102,9 +118,10 @@ class ProxiedChannel {
   int64_t arrived_ = 0;
   std::array<int64_t, 2> left_{};
 
-  std::mutex error_mutex_;  // of error_, loss_ and refusals_seen_
+  std::mutex error_mutex_;  // of what follows, down to refusals_seen_
   std::optional<Error> error_;
-  std::optional<Error> loss_;  // of a rank; an error once somebody waits for it
+  std::optional<Failure> departure_;  // of a rank; an error once somebody waits for it
+  NoticeBoard notices_;
   int64_t refusals_seen_ = 0;
   // Points to error_ once it is set, never to change again; release there, acquire in error().
   std::atomic<const Error*> visible_error_{nullptr};

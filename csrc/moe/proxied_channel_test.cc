@@ -50,7 +50,7 @@ class Rank {
     if (engine_ == nullptr) return;
     for (const auto& channel : channels_) {
       channel->StopPolling();
-      channel->Stop(Error{ErrorCode::kCancelled, "closed"});
+      channel->Close();
       while (!channel->Quiet()) std::this_thread::yield();
     }
     EXPECT_TRUE(engine_->Close(In(20'000)).has_value());
@@ -114,8 +114,14 @@ class Rank {
     }
     return false;
   }
-  void SayStopped(int32_t channel, int64_t sequence) {
-    signals_[channel].error.error = SignalError::kStopped;
+  // While it waited for rank `source`.
+  void SayStopped(int32_t channel, int64_t sequence, int32_t source) {
+    Say(channel, sequence, SignalError::kStopped, source);
+  }
+  void Say(int32_t channel, int64_t sequence, SignalError error, int32_t source, int64_t detail = 0) {
+    signals_[channel].error.error = error;
+    signals_[channel].error.source = source;
+    signals_[channel].error.detail = detail;
     std::atomic_ref(signals_[channel].error.sequence).store(sequence, std::memory_order_release);
   }
   int64_t CountWrongBytes(int32_t channel, int64_t sequence) const {
@@ -147,6 +153,8 @@ class Rank {
   int64_t& message_bytes(int32_t channel, int32_t rank) { return message_bytes_[channel * ranks() + rank]; }
   const MoeConfig& config() const { return config_; }
 
+  bool IsOfTheNodeOf(int32_t rank) const { return rank / node_size_ == me() / node_size_; }
+
  private:
   Rank(const MoeConfig& config, std::unique_ptr<TransferEngine> engine, DomainGroup* group, int32_t node_size)
       : config_(config),
@@ -163,7 +171,7 @@ class Rank {
   int32_t me() const { return config_.layout.shape.rank; }
   int32_t ranks() const { return config_.layout.shape.ranks; }
   bool IsPeer(int32_t rank) const { return rank != me() && !config_.IsAbsent(rank); }
-  bool IsThroughHost(int32_t rank) const { return IsPeer(rank) && rank / node_size_ != me() / node_size_; }
+  bool IsThroughHost(int32_t rank) const { return IsPeer(rank) && !IsOfTheNodeOf(rank); }
   int64_t Offset(int32_t channel, int32_t rank, int64_t sequence) const {
     return config_.ChannelOffset(channel) + config_.layout.SlotOffset(rank, sequence);
   }
@@ -251,9 +259,7 @@ TEST_F(ProxiedChannelTest, AnAbsentRankIsNeitherWaitedForNorMissed) {
     for (int64_t sequence = 1; sequence <= 20; ++sequence) rank.Exchange(0, sequence);
   });
   ranks_[0]->missing(1, 1) = ranks_[0]->missing(1, 2) = 1;
-  auto& line = ranks_[0]->signals(1).error;
-  line.error = SignalError::kDeadline;
-  std::atomic_ref(line.sequence).store(int64_t{1}, std::memory_order_release);
+  ranks_[0]->Say(1, 1, SignalError::kDeadline, 0);
   const std::string late = ranks_[0]->ErrorOf(1);
   EXPECT_NE(late.find("for rank(s) 2"), std::string::npos) << late;
   ranks_[1]->Leave();
@@ -278,9 +284,45 @@ TEST_F(ProxiedChannelTest, RanksOfOneNodeDoNotNeedIt) {
   EXPECT_TRUE(ranks_[0]->Wait(0, 201));
   ranks_[1]->Leave();
   EXPECT_TRUE(ranks_[0]->IsStopped(0));
-  ranks_[0]->SayStopped(0, 201);
+  ranks_[0]->SayStopped(0, 201, 1);
   const std::string error = ranks_[0]->ErrorOf(0);
   EXPECT_NE(error.find("rank 0 cannot go on without rank 1, which is lost"), std::string::npos) << error;
+}
+
+// Of several that are gone, the one that kernels waited for is named.
+TEST_F(ProxiedChannelTest, TheRankThatKernelsWaitedForIsNamed) {
+  Start(4, {}, 2);
+  OnEachRank([](Rank& rank) { rank.Exchange(0, 1); });
+  ranks_[0]->Leave();
+  ranks_[3]->Leave();
+  EXPECT_TRUE(ranks_[2]->IsStopped(0));
+  ranks_[2]->SayStopped(0, 2, 3);
+  const std::string error = ranks_[2]->ErrorOf(0);
+  EXPECT_NE(error.find("rank 2 cannot go on without rank 3, which is lost"), std::string::npos) << error;
+}
+
+// A rank whose device cannot go on tells the others why, wherever they wait for it: long before their deadlines.
+TEST_F(ProxiedChannelTest, OthersHearWhyARankHasGivenUp) {
+  for (const int node_size : {1, 2, 4}) {
+    SCOPED_TRACE(node_size);
+    Start(4, {}, node_size);
+    if (node_size < 4) OnEachRank([](Rank& rank) { rank.Exchange(0, 1); });
+    for (const int rank : {0, 1, 3}) {
+      ranks_[rank]->Pack(0, 2);
+      ranks_[rank]->Post(0, 2);
+    }
+    ranks_[2]->Say(0, 2, SignalError::kMessage, 1, static_cast<int64_t>(kernels::MessageFault::kSignature));
+    const std::string cause = ranks_[2]->ErrorOf(0);
+    for (const int rank : {0, 1, 3}) {
+      EXPECT_TRUE(ranks_[rank]->IsStopped(0));
+      if (ranks_[rank]->IsOfTheNodeOf(2)) ranks_[rank]->SayStopped(0, 2, 2);
+      EXPECT_EQ(
+          ranks_[rank]->ErrorOf(0),
+          fmt::format("moe (channel 0): rank {} cannot go on without rank 2, which has given up: {}", rank, cause));
+      EXPECT_EQ(ranks_[rank]->ErrorOf(1, 0), "") << "the other channel goes on";
+    }
+    ranks_.clear();
+  }
 }
 
 // As long as nothing is wanted of it: at the end of a program ranks leave when they are through.
@@ -298,7 +340,7 @@ TEST_F(ProxiedChannelTest, ARankMayLeaveWhenItIsThrough) {
     // The next call wants it, wherever it was.
     ranks_[0]->Pack(0, 6);
     ranks_[0]->Post(0, 6);
-    if (node_size > 1) ranks_[0]->SayStopped(0, 6);
+    if (node_size > 1) ranks_[0]->SayStopped(0, 6, 1);
     EXPECT_NE(ranks_[0]->ErrorOf(0), "");
     EXPECT_NE(ranks_[0]->channel(0).error()->message.find("is lost"), std::string::npos);
     ranks_.clear();
@@ -310,7 +352,7 @@ TEST_F(ProxiedChannelTest, ErrorsAreThereWhenKernelsHaveEnded) {
   Start(2);
   ranks_[0]->channel(0).StopPolling();
   EXPECT_EQ(ranks_[0]->channel(0).error(), nullptr);
-  ranks_[0]->SayStopped(0, 1);
+  ranks_[0]->SayStopped(0, 1, 0);
   ASSERT_NE(ranks_[0]->channel(0).error(), nullptr);
   EXPECT_NE(ranks_[0]->channel(0).error()->message.find("was stopped while it waited"), std::string::npos);
 }
@@ -325,7 +367,7 @@ TEST_F(ProxiedChannelTest, NobodyIsLeftToSendTo) {
 TEST_F(ProxiedChannelTest, WordsForWhatTheDeviceSays) {
   struct Case {
     SignalError error;
-    uint32_t source;
+    int32_t source;
     int64_t detail;
     const char* words;
   };
@@ -341,11 +383,7 @@ TEST_F(ProxiedChannelTest, WordsForWhatTheDeviceSays) {
   for (const Case& each : cases) {
     Start(2);
     Rank& rank = *ranks_[0];
-    auto& line = rank.signals(0).error;
-    line.error = each.error;
-    line.source = each.source;
-    line.detail = each.detail;
-    std::atomic_ref(line.sequence).store(int64_t{7}, std::memory_order_release);
+    rank.Say(0, 7, each.error, each.source, each.detail);
     const std::string error = rank.ErrorOf(0);
     EXPECT_NE(error.find(each.words), std::string::npos) << error;
     EXPECT_EQ(rank.ErrorOf(1, 0), "") << "the other channel goes on";

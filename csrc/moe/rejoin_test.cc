@@ -102,6 +102,7 @@ class Membership {
     for (int32_t rank = 0; rank < world_.ranks; ++rank) {
       if (world_.IsAbsent(rank)) continue;
       guard->Watch(fabric_->context(rank).config(), fabric_->context(rank).slots().data());
+      guard->WatchNotices(fabric_->context(rank).config(), fabric_->context(rank).notices().data());
     }
     fabric_->network().set_landing_observer([this, guard](uint64_t begin, uint64_t end) {
       if (!IsOfOutcast(begin)) guard->Landed(begin, end);

@@ -47,8 +47,8 @@ class ExpertParallelConfig:
       capacity: rows that a rank's experts get at most, all together; default: what can never
         overflow, ``N * T * min(K, experts_per_rank)``.
       on_overflow: "error" raises on all ranks, but under vmap, where the counts of one element are
-        known to its rank only: that one raises, the others not yet. "drop"
-        leaves rows out and counts them in ``Dispatched.dropped``.
+        known to its rank only: that one raises, the others in their next call, with
+        its words. "drop" leaves rows out and counts them in ``Dispatched.dropped``.
       channels: exchanges that may be in flight at once.
       timeout_s: of every wait for another rank, seconds.
     """

@@ -6,6 +6,7 @@ import argparse
 import copy
 import dataclasses
 import json
+import os
 
 import jax
 import jax.numpy as jnp
@@ -56,11 +57,11 @@ def meet(name: str) -> None:
     jax._src.distributed.global_state.client.wait_at_barrier(name, 30_000)
 
 
-def _node_of(arguments: argparse.Namespace) -> str | None:
+def _node_of(arguments: argparse.Namespace, process: int) -> str | None:
     if arguments.node_processes < 2:
         return "" if arguments.node_processes else None
     # The last process, which is the one that dies, is on a node with others.
-    return str((arguments.processes - 1 - arguments.process) // arguments.node_processes)
+    return str((arguments.processes - 1 - process) // arguments.node_processes)
 
 
 class Checker:
@@ -88,7 +89,7 @@ class Checker:
             self.mesh,
             timeout_s=arguments.timeout_s,
             force_staged=arguments.force_staged,
-            node=_node_of(arguments),
+            node=_node_of(arguments, arguments.process),
             rejoin=arguments.is_back,
         )
         self.sizes = Sizes(
@@ -105,6 +106,23 @@ class Checker:
             dtype=jnp.bfloat16 if arguments.cases == "timed" else jnp.float32,
             channels=2,
         )
+        self._expect_ways(arguments)
+
+    def _expect_ways(self, arguments: argparse.Namespace) -> None:
+        """That rows go the way that they are to go; whichever they go, results are the same."""
+        local = os.environ.get("JAX_FABRIC_DOMAIN", "local") == "local"
+        node = _node_of(arguments, arguments.process)
+
+        def by_stores(process: int) -> bool:
+            same_node = node != "" and _node_of(arguments, process) == node
+            return not arguments.force_staged and (local or same_node)
+
+        # Itself, and all others.
+        wanted = 1 - by_stores(arguments.process)
+        wanted += sum(by_stores(device.process_index) for device in self.mesh.devices.flat)
+        for _, native in self.fabric._moe[-1].local:
+            found = native.mapped_peers
+            assert found == wanted, f"{found} ranks are reached by stores, and not {wanted}"
 
     def with_context(self, **changes) -> Checker:
         """The same on a context of its own; changes are of ExpertParallel."""

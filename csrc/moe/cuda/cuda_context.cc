@@ -192,6 +192,11 @@ Status CudaContext::OpenPeers() {
     if (!IsReachedByStores(rank)) continue;
     const PeerConnector::Acquaintance& peer = connector_->acquaintances()[rank];
     if (export_error_) return tl::unexpected(WithWayByNic(options_.route, *export_error_));
+    if (peer.device_memory.empty()) {
+      const Error error{ErrorCode::kFailedPrecondition, "it cannot export its GPU's memory; its own error says why"};
+      return MakeError(error.code, "rank {} cannot reach rank {}: {}", config_.layout.shape.rank, rank,
+                       WithWayByNic(options_.route, error).message);
+    }
     auto opened = PeerDeviceMemory::Open(options_.device, peer.device_memory, peer.same_process);
     if (!opened) {
       return MakeError(opened.error().code, "rank {} cannot reach rank {}: {}", config_.layout.shape.rank, rank,
@@ -325,9 +330,9 @@ bool CudaContext::FailOnDevice() {
 
 bool CudaContext::Close(Deadline deadline) {
   for (const auto& channel : proxied_) {
-    // First: what it posted after Stop nobody would cancel.
+    // First: what it posted after Close nobody would cancel.
     channel->StopPolling();
-    channel->Stop(Error{ErrorCode::kCancelled, "the expert-parallel context was closed"});
+    channel->Close();
   }
   bool quiet = FailOnDevice();
   for (const auto& channel : proxied_) {

@@ -141,7 +141,7 @@ class Host {
   }
   ~Host() {
     channel_->StopPolling();
-    channel_->Stop(Error{ErrorCode::kCancelled, "closed"});
+    channel_->Close();
     while (!channel_->Quiet()) std::this_thread::yield();
     const Deadline deadline = Deadline::After(SteadyClock::Get(), 20'000'000);
     Check(engine_->Close(deadline));

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "csrc/moe/announcement_ring.h"
+#include "csrc/moe/notice_board.h"
 
 namespace jax_fabric::moe::testing {
 namespace {
@@ -29,6 +30,13 @@ void DeliveryGuard::Watch(const MoeConfig& config, std::byte* memory) {
       const uint64_t begin = AddressOf(memory + config.RingOffset(channel) + AnnouncementRing::EntryOffset(entry));
       windows_[begin] = {.end = begin + AnnouncementRing::kEntryBytes, .once = false, .landed = {}};
     }
+  }
+}
+
+void DeliveryGuard::WatchNotices(const MoeConfig& config, std::byte* memory) {
+  const uint64_t end = AddressOf(memory) + NoticeBoard::MemoryBytes(config);
+  for (uint64_t begin = AddressOf(memory); begin < end; begin += FailureNotice::kBytes) {
+    windows_[begin] = {.end = begin + FailureNotice::kBytes, .once = true, .landed = {}};
   }
 }
 

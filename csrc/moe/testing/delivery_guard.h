@@ -1,6 +1,6 @@
-// Watches every byte that a simulated fabric lets land in the memory of MoE contexts: none outside of a message slot or
-// an announcement, and none in a slot twice before the rank has read it. A rank's stores into mapped slots are not
-// seen.
+// Watches every byte that a simulated fabric lets land in the memory of MoE contexts: none outside of a message slot,
+// an announcement or a failure notice, none in a slot twice before the rank has read it, and none in a notice twice. A
+// rank's stores into mapped slots are not seen.
 #ifndef JAX_FABRIC_MOE_TESTING_DELIVERY_GUARD_H_
 #define JAX_FABRIC_MOE_TESTING_DELIVERY_GUARD_H_
 
@@ -18,6 +18,8 @@ class DeliveryGuard {
  public:
   // The memory of a context that lies at `memory`.
   void Watch(const MoeConfig& config, std::byte* memory);
+  // The boards of its failure notices.
+  void WatchNotices(const MoeConfig& config, std::byte* memory);
   // Bytes [address, end) have landed.
   void Landed(uint64_t address, uint64_t end);
   // The messages in these slots, one for each rank, have been read: they are poisoned, and others may come.
@@ -30,7 +32,7 @@ class DeliveryGuard {
  private:
   struct Window {
     uint64_t end = 0;
-    bool once = false;                                  // a slot
+    bool once = false;                                  // a slot, or a notice
     std::vector<std::pair<uint64_t, uint64_t>> landed;  // since it was read
   };
   void Violate(const std::string& what, uint64_t address, uint64_t end);

@@ -93,6 +93,7 @@ class ProgramRun {
     for (int32_t rank = 0; rank < fabric_->size(); ++rank) {
       if (program.world.IsAbsent(rank)) continue;
       guard_.Watch(fabric_->context(rank).config(), fabric_->context(rank).slots().data());
+      guard_.WatchNotices(fabric_->context(rank).config(), fabric_->context(rank).notices().data());
     }
     fabric_->network().set_landing_observer([this](uint64_t begin, uint64_t end) { guard_.Landed(begin, end); });
     steps_until_fault_ = program.fault == Fault::kNone ? -1 : static_cast<int>(random_() % 200);

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import signal
+import socket
 import tempfile
 from pathlib import Path
 from unittest import mock
@@ -260,6 +261,14 @@ class ThisMachineTest(DoctorTest):
             if line.startswith("SigCgt:")
         )
         self.assertFalse(caught & 1 << (signal.SIGTERM - 1), hex(caught))
+
+    def test_host_name(self):
+        self.assertEqual(self.find(examine("/"), "machine", "host name").state, "ok")
+        with mock.patch.object(socket, "gethostname", return_value="nobody.invalid"):
+            found = self.find(examine("/"), "machine", "host name")
+        self.assertEqual(found.state, "warning")
+        self.assertIn("nobody.invalid has no address", found.value)
+        self.assertIn("'127.0.0.1 nobody.invalid'", found.fix)
 
     def test_for_real(self):
         """Whatever this machine has: transfers through memory work, and TCP where libfabric is."""

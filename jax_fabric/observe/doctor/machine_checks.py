@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,6 +34,7 @@ def machine_findings(sysfs: Sysfs, machine: Machine, needs_nics: bool) -> Iterat
     yield _ptrace(sysfs)
     yield from _huge_pages(sysfs)
     yield from _shm(sysfs)
+    yield from _host_name(sysfs)
 
 
 def _cores(sysfs: Sysfs, machine: Machine) -> Finding:
@@ -137,6 +139,25 @@ def _shm(sysfs: Sysfs) -> Iterator[Finding]:
             f"{_bytes(size)}: domain local does not use it; NCCL and libfabric's shm do",
             "sudo mount -o remount,size=8G /dev/shm; docker run --shm-size=8g",
         )
+
+
+def _host_name(sysfs: Sysfs) -> Iterator[Finding]:
+    """JAX looks it up when programs on CPUs span processes, and says no more than "-2 vs 0"."""
+    if str(sysfs.root) != "/":
+        return
+    name = socket.gethostname()
+    try:
+        address = socket.getaddrinfo(name, None)[0][4][0]
+    except OSError as error:
+        yield Finding(
+            _SUBJECT,
+            "host name",
+            "warning",
+            f"{name} has no address ({error}): on CPUs, jax.distributed fails in gloo",
+            f"echo '127.0.0.1 {name}' | sudo tee -a /etc/hosts",
+        )
+    else:
+        yield Finding(_SUBJECT, "host name", "ok", f"{name} is {address}")
 
 
 def _bytes(count: float) -> str:

@@ -48,7 +48,7 @@ class AbsentRankTest(parameterized.TestCase):
             self.assertRegex(found["error"], rf"rank [012] waited 2 s for rank(\(s\))? {absent}\b")
             if absent != 0:
                 self.assertIn(f"moe {when} (channel 0, call ", found["error"])
-            self.assertBetween(found["seconds"], programs.DEADLINE_S - 0.1, 10.0)
+            self.assertLess(found["seconds"], 10.0)
             # What comes after it fails at once, with the same cause; by another exception where JAX
             # runs one of them inline.
             self.assertEqual(*(found[each].split(": ", 1)[1] for each in ("again", "error")))
@@ -56,6 +56,9 @@ class AbsentRankTest(parameterized.TestCase):
             self.assertIn(found["check"], found["error"])
             self.assertEqual(found["other_work"], 512.0)
             self.assertTrue(found["survivors"])
+        # The first deadline ends the others' waits as well.
+        seconds = [outcome[when].get("seconds", 0) for outcome in outcomes()]
+        self.assertGreater(max(seconds), programs.DEADLINE_S - 0.1)
 
     def test_a_killed_process_is_named_and_the_others_end_well(self):
         with (

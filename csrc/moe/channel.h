@@ -160,6 +160,7 @@ class Channel {
   Signal notice_sent_;
   NoticeBoard notices_;
   bool timer_ends_grace_ = false;
+  std::optional<Deadline> grace_end_;
   int64_t announcement_immediates_used_ = 0;
 };
 

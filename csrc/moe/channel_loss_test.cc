@@ -149,5 +149,50 @@ TEST_P(ChannelLoss, OthersHearWhyARankHasGivenUp) {
   }
 }
 
+// A rank cannot use what comes, which the others cannot know. Its notices may overtake its messages: the others' call
+// ends well all the same, and their next one says why not.
+TEST_P(ChannelLoss, WhatARankHasSentBeforeItGivesUpCounts) {
+  for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    SCOPED_TRACE(fmt::format("seed {}", seed));
+    std::mt19937_64 random(seed);
+    FabricOptions options{.ranks = 3 + static_cast<int32_t>(random() % 3), .seed = seed, .mapping = GetParam()};
+    options.jitter_us = 100;
+    options.loss_probability = 0.1;
+    MoeConfig config = testing::SmallConfig(options.ranks, 1);
+    config.timeout_us = kTimeoutUs;
+    std::vector<std::unique_ptr<PatternExchange>> calls;  // two of each rank
+    MoeFabric fabric(options, config);
+    fabric.Connect();
+    const auto culprit = static_cast<int32_t>(random() % options.ranks);
+    for (int32_t rank = 0; rank < options.ranks; ++rank) {
+      for (const uint64_t serial : {1, 2}) {
+        PatternCall call;
+        call.site = {serial, 5};
+        call.pattern = serial;
+        call.rows = rank == culprit ? 3 : 2;
+        call.check_rows = rank == culprit;
+        calls.push_back(std::make_unique<PatternExchange>(fabric.context(rank).config().layout, call));
+        fabric.channel(rank, 0).Submit(calls.back().get());
+      }
+    }
+    const Deadline early = fabric.In(kPromptlyUs);
+    const auto finished = [](const auto& each) { return each->finished(); };
+    while (!std::all_of(calls.begin(), calls.end(), finished) && !fabric.Passed(early)) {
+      for (int step = 0; step < 100; ++step) fabric.StepAny();
+      fabric.SkipIdleTime(10'000);
+    }
+    const std::string cause = calls[2 * culprit]->error().message;
+    ASSERT_NE(cause.find("not the rows that the dispatch before calls for"), std::string::npos) << cause;
+    for (int32_t rank = 0; rank < options.ranks; ++rank) {
+      if (rank == culprit) continue;
+      ASSERT_TRUE(calls[2 * rank]->ok()) << calls[2 * rank]->error().message;
+      ASSERT_EQ(calls[2 * rank]->damage(), "");
+      const std::string& heard = calls[2 * rank + 1]->error().message;
+      const std::string words = fmt::format("rank {} waits for rank {}, which has given up: {}", rank, culprit, cause);
+      ASSERT_NE(heard.find(words), std::string::npos) << heard;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace jax_fabric::moe

@@ -21,10 +21,12 @@ void Channel::ArmTimer() {
   const uint64_t losses = group_->peer_losses();
   GiveUpIfPeerIsGone();
   if (poison_) return;
-  timer_ends_grace_ = has_lost_rank_;
-  const int64_t wait_us = has_lost_rank_ ? config_.LossGraceUs() : config_.timeout_us;
+  timer_ends_grace_ = has_lost_rank_ && !grace_over_;
+  // Begins once: alarms that come one after the other do not put it off.
+  if (timer_ends_grace_ && !grace_end_) grace_end_ = Deadline::After(group_->clock(), config_.LossGraceUs());
+  const Deadline deadline = timer_ends_grace_ ? *grace_end_ : Deadline::After(group_->clock(), config_.timeout_us);
   const auto armed = group_->ExpectImmediate(peers_.Immediate(peers_.rank, index_, ChannelImmediate::kAlarm), 1,
-                                             Deadline::After(group_->clock(), wait_us), CallbackFor(&timer_), losses);
+                                             deadline, CallbackFor(&timer_), losses);
   if (!armed) {
     timer_.outstanding = false;
     GiveUp(armed.error());
@@ -60,14 +62,18 @@ void Channel::OnTimer(Signal& signal) {
 void Channel::GiveUpIfPeerIsGone() {
   if (!pending()) return;
   losses_looked_at_ = group_->peer_losses();
-  const auto departure = notices_.FirstDeparture([this](int32_t rank) {
+  const auto departure = notices_.FirstDeparture([this](const NoticeBoard::Departure& gone, int32_t rank) {
     has_lost_rank_ = true;
-    return !packed_ || (!arrived_ && (grace_over_ || !HasMessageOf(rank)));
+    if (packed_ && arrived_) return false;
+    // What a lost rank has sent is here, or not coming; what one that lives has sent may have been overtaken.
+    if (!gone.is_lost()) return grace_over_ || gone.notice->sent_exchanges <= exchanges_;
+    return !packed_ || grace_over_ || !HasMessageOf(rank);
   });
   if (!departure) return;
   // It may have left while others still have calls to make, or have waited for a call that nobody makes here.
   const bool asks = departure->words.find(kSameProgram) != std::string::npos;
-  const std::string question = packed_ || asks ? "" : fmt::format(". {}", kSameProgram);
+  const bool may_differ = departure->is_lost() || departure->code == ErrorCode::kDeadlineExceeded;
+  const std::string question = packed_ || asks || !may_differ ? "" : fmt::format(". {}", kSameProgram);
   const Error error{departure->code, fmt::format("{}: rank {} waits for {}{}", NameOfPending(), peers_.rank,
                                                  departure->words, question)};
   if (departure->is_lost()) return GiveUp(error);
@@ -81,7 +87,9 @@ void Channel::GiveUpSend(Error error) {
   GiveUp(error);
 }
 
-void Channel::GiveUp(const Error& error) { GiveUp(error, FailureNotice{peers_.rank, error.code, error.message}); }
+void Channel::GiveUp(const Error& error) {
+  GiveUp(error, FailureNotice{peers_.rank, error.code, error.message, exchanges_ + (packed_ ? 1 : 0)});
+}
 
 void Channel::GiveUp(const Error& error, const FailureNotice& told) {
   if (poison_) return;
@@ -92,9 +100,7 @@ void Channel::GiveUp(const Error& error, const FailureNotice& told) {
 
 void Channel::Tell(const FailureNotice& notice) {
   if (notice_sent_.outstanding) return;
-  const Deadline deadline = Deadline::After(group_->clock(), config_.LossGraceUs());
-  // Whoever cannot be told has its own deadline.
-  notice_sent_.outstanding = notices_.Tell(notice, deadline, CallbackFor(&notice_sent_)).has_value();
+  notice_sent_.outstanding = notices_.Tell(notice, CallbackFor(&notice_sent_)).has_value();
 }
 
 // The engine knows it by the name of its process and device. A write may fail before its peer is known to be lost.

@@ -178,31 +178,31 @@ TEST_P(ContextThreads, StartedExchanges) {
   }
 }
 
-// One rank makes another call than the others, which hear of it while their threads wait: in a moment, not at the
-// deadline.
+// Rank 0 cannot use what comes, which the others cannot know: their call ends well, and the next one in a moment, not
+// at the deadline.
 TEST_P(ContextThreads, OthersHearWhyARankHasGivenUp) {
   constexpr int32_t kRanks = 4;
   for (int round = 0; round < 20; ++round) {
     Process process(kRanks, GetParam(), SmallConfig(kRanks, 1));
-    std::vector<std::unique_ptr<PatternExchange>> calls(kRanks);
+    std::vector<std::vector<std::unique_ptr<PatternExchange>>> calls(kRanks);
     const auto start = std::chrono::steady_clock::now();
     OnEachRank(kRanks, [&](int32_t rank) {
-      PatternCall call = CallOf(round);
-      // Rank 0 numbers the calls, waits for the rest, and cannot use what comes.
-      if (rank == 0) call.signature = 8;
-      calls[rank] = std::make_unique<PatternExchange>(process.context(rank).config().layout, call);
-      process.context(rank).channel(0)->Submit(calls[rank].get());
-      WaitFor(*calls[rank]);
-      // What follows is told, too, where this call had ended well.
-      if (!calls[rank]->ok()) return;
-      calls[rank] = std::make_unique<PatternExchange>(process.context(rank).config().layout, CallOf(round + 1));
-      process.context(rank).channel(0)->Submit(calls[rank].get());
-      WaitFor(*calls[rank]);
+      for (int64_t i = 0; i < (rank == 0 ? 1 : 2); ++i) {
+        PatternCall call = CallOf(i);
+        call.rows = rank == 0 ? 3 : 2;
+        call.check_rows = rank == 0;
+        calls[rank].push_back(std::make_unique<PatternExchange>(process.context(rank).config().layout, call));
+        process.context(rank).channel(0)->Submit(calls[rank].back().get());
+        WaitFor(*calls[rank].back());
+      }
     });
     EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(50));
-    for (const auto& each : calls) {
-      EXPECT_TRUE(each->finished() && !each->ok());
-      EXPECT_EQ(each->error().code, ErrorCode::kFailedPrecondition) << each->error().message;
+    const std::string cause = calls[0][0]->error().message;
+    EXPECT_NE(cause.find("not the rows that the dispatch before calls for"), std::string::npos) << cause;
+    for (int32_t rank = 1; rank < kRanks; ++rank) {
+      EXPECT_EQ(calls[rank][0]->error().message + calls[rank][0]->damage(), "");
+      const std::string& heard = calls[rank][1]->error().message;
+      EXPECT_NE(heard.find("waits for rank 0, which has given up: " + cause), std::string::npos) << heard;
     }
     process.CloseContexts();
   }

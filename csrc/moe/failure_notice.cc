@@ -13,6 +13,7 @@ struct NoticeImage {
   uint64_t check;  // of all that follows
   uint32_t origin;
   uint32_t code;
+  int64_t sent_exchanges;
   uint64_t reason_bytes;
   std::array<char, FailureNotice::kMaxReasonBytes> reason;
 };
@@ -40,6 +41,7 @@ void FailureNotice::WriteTo(void* memory) const {
   NoticeImage image{};
   image.origin = static_cast<uint32_t>(origin);
   image.code = static_cast<uint32_t>(code);
+  image.sent_exchanges = sent_exchanges;
   image.reason_bytes = std::min<uint64_t>(reason.size(), kMaxReasonBytes);
   // Not in the middle of a character of UTF-8.
   while (image.reason_bytes < reason.size() && image.reason_bytes > 0 &&
@@ -60,6 +62,7 @@ std::optional<FailureNotice> FailureNotice::ReadFrom(const void* memory) {
   FailureNotice notice;
   notice.origin = static_cast<int32_t>(image.origin);
   notice.code = static_cast<ErrorCode>(image.code);
+  notice.sent_exchanges = image.sent_exchanges;
   notice.reason.assign(image.reason.data(), image.reason_bytes);
   return notice;
 }

@@ -14,11 +14,13 @@ namespace jax_fabric::moe {
 struct FailureNotice {
   // Bytes that one takes, and how many of them are words; longer ones are cut.
   static constexpr int64_t kBytes = 1024;
-  static constexpr int64_t kMaxReasonBytes = kBytes - 24;
+  static constexpr int64_t kMaxReasonBytes = kBytes - 32;
 
   int32_t origin = 0;  // the rank that gave up first: notices are handed on
   ErrorCode code = ErrorCode::kUnknown;
   std::string reason;
+  // The last exchange of which the origin may have sent messages. They may come after the notice.
+  int64_t sent_exchanges = INT64_MAX;
 
   // Into kBytes of memory, aligned to 8.
   void WriteTo(void* memory) const;

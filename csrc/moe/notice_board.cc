@@ -1,5 +1,6 @@
 #include "csrc/moe/notice_board.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -17,8 +18,9 @@ void* NoticeBoard::PlaceOf(int32_t rank) const {
   return static_cast<std::byte*>(peers_.notice_memory.address) + OffsetOf(rank);
 }
 
-Status NoticeBoard::Tell(const FailureNotice& notice, Deadline deadline, WorkerCallback sent) {
-  if (std::exchange(told_, true)) return MakeError(ErrorCode::kAlreadyExists, "a notice was told before");
+Status NoticeBoard::Tell(const FailureNotice& notice, WorkerCallback sent) {
+  const Deadline deadline = Deadline::After(group_->clock(), std::min(config_.timeout_us, kPatienceUs));
+  if (told_) return MakeError(ErrorCode::kAlreadyExists, "a notice was told before");
   void* const own = PlaceOf(peers_.rank);
   notice.WriteTo(own);
   std::vector<ScatterEntry> entries;
@@ -36,6 +38,7 @@ Status NoticeBoard::Tell(const FailureNotice& notice, Deadline deadline, WorkerC
   }
   JF_ASSIGN_OR_RETURN(transfer_,
                       group_->Scatter(entries, {.deadline = deadline, .wait_for_room = false, .on_worker = sent}));
+  told_ = true;
   return {};
 }
 
@@ -56,8 +59,11 @@ std::optional<NoticeBoard::Departure> NoticeBoard::DepartureOf(int32_t rank) con
     return Departure{notice->code, std::move(words), std::move(notice)};
   }
   std::string words = fmt::format("rank {}, which is lost: {}", rank, status.error().message);
-  // The first cause, where it was not another's.
-  if (notice && notice->origin == rank) words += fmt::format(". Before that it had given up: {}", notice->reason);
+  // The first cause, which may have been another's.
+  if (notice && notice->origin != peers_.rank) {
+    const std::string who = notice->origin == rank ? "it" : fmt::format("rank {}", notice->origin);
+    words += fmt::format(". Before that {} had given up: {}", who, notice->reason);
+  }
   return Departure{ErrorCode::kUnavailable, std::move(words), {}};
 }
 

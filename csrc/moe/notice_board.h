@@ -27,7 +27,7 @@ class NoticeBoard {
   // Tells all others; each gets the channel's alarm (ChannelImmediate) with it. Those that cannot be told hold back
   // nobody. `sent` when nothing is in flight any more, unless this returns an error. The first notice is told, its own
   // or another's that is handed on; of later ones kAlreadyExists.
-  Status Tell(const FailureNotice& notice, Deadline deadline, WorkerCallback sent);
+  Status Tell(const FailureNotice& notice, WorkerCallback sent);
   // What has not gone by now does not go; `sent` comes soon.
   void Withdraw() { transfer_.Cancel(); }
   // Why another rank does nothing more for this channel; it may have done its part in the exchange that is in flight.
@@ -40,8 +40,8 @@ class NoticeBoard {
   std::optional<Departure> DepartureOf(int32_t rank) const;
   // The first notice that has come.
   std::optional<FailureNotice> FirstNotice() const;
-  // Of the first rank that is lost, or else has given up, and for which `waiting`(rank). Who hands on a notice may have
-  // something to say yet.
+  // Of the first rank that is lost, or else has given up, and for which `waiting`(departure, rank). Who hands on a
+  // notice may have something to say yet.
   template <typename Waiting>
   std::optional<Departure> FirstDeparture(Waiting waiting) const {
     std::optional<Departure> first;
@@ -50,7 +50,7 @@ class NoticeBoard {
       std::optional<Departure> departure = DepartureOf(rank);
       if (!departure) continue;
       const int32_t gone = departure->is_lost() ? rank : departure->notice->origin;
-      if (gone == peers_.rank || !waiting(gone)) continue;
+      if (gone == peers_.rank || !waiting(*departure, gone)) continue;
       if (departure->is_lost()) return departure;
       if (!first) first = std::move(departure);
     }
@@ -58,6 +58,8 @@ class NoticeBoard {
   }
 
  private:
+  // Who has not taken a notice by then has its own deadline: closing must not wait for it.
+  static constexpr int64_t kPatienceUs = 1'000'000;
   std::optional<FailureNotice> Read(int32_t rank) const;
   int64_t OffsetOf(int32_t rank) const;
   void* PlaceOf(int32_t rank) const;

@@ -25,7 +25,9 @@ bool PeerConnector::Deregister() {
   bool free = true;
   for (RegisteredMemory* memory : {&table_.own_memory, &table_.staging_memory, &table_.notice_memory}) {
     if (memory->address == nullptr) continue;
-    free = group_->DeregisterMemory(*memory).has_value() && free;
+    const bool deregistered = group_->DeregisterMemory(*memory).has_value();
+    // Notices lie in memory of our own, whatever was given.
+    free = free && (deregistered || memory == &table_.notice_memory);
     *memory = {};
   }
   return free;

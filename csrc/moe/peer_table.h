@@ -30,8 +30,8 @@ constexpr ChannelImmediate ArrivalImmediate(int64_t sequence) {
 struct Peer {
   PeerHandle handle = 0;
   RemoteMemory memory;          // its slots and announcement rings
-  RemoteMemory notices;         // its notice boards
   std::byte* mapped = nullptr;  // the same, where loads and stores reach it; else null
+  RemoteMemory notices;         // its notice boards
   uint32_t first_immediate = 0;
   uint64_t incarnation = 0;
 };

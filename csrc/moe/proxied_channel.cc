@@ -185,7 +185,7 @@ void ProxiedChannel::OnAlarm(const Error* error) {
     alarmed_ = true;
     // Some may hear of it from this rank only, which perhaps has all that it waits for.
     const std::lock_guard lock(error_mutex_);
-    if (const auto notice = notices_.FirstNotice()) Tell(*notice);
+    if (const auto notice = notices_.FirstNotice(); notice && !error_) Tell(*notice);
   }
   if (error == nullptr || error->code == ErrorCode::kDeadlineExceeded) ExpectAlarm();
   outstanding_.fetch_sub(1, std::memory_order_release);
@@ -204,7 +204,7 @@ ProxiedChannel::Failure ProxiedChannel::FailureOf(const NoticeBoard::Departure& 
 }
 
 std::optional<ProxiedChannel::Failure> ProxiedChannel::FirstDeparture() const {
-  const auto departure = notices_.FirstDeparture([](int32_t) { return true; });
+  const auto departure = notices_.FirstDeparture([](const NoticeBoard::Departure&, int32_t) { return true; });
   return departure ? std::optional(FailureOf(*departure)) : std::nullopt;
 }
 
@@ -217,18 +217,18 @@ void ProxiedChannel::LookForDepartures() {
 
 bool ProxiedChannel::FindDeparture() {
   const uint64_t losses = group_->peer_losses();
-  if (losses == losses_seen_ && !std::exchange(alarmed_, false) && !departed_since_ns_) return false;
-  losses_seen_ = losses;
-  const std::optional<Failure> departure = FirstDeparture();
-  if (!departure) return departed_since_ns_.reset(), false;
-  const int64_t now_ns = group_->clock().NowNs();
-  if (!departed_since_ns_) departed_since_ns_ = now_ns;
-  if (now_ns - *departed_since_ns_ < config_.LossGraceUs() * 1000) return false;
+  const bool alarmed = std::exchange(alarmed_, false);
+  if (losses != losses_seen_ || alarmed) {
+    losses_seen_ = losses;
+    departing_ = FirstDeparture();
+    if (departing_ && departed_since_ns_ == 0) departed_since_ns_ = group_->clock().NowNs();
+  }
+  if (!departing_ || group_->clock().NowNs() - departed_since_ns_ < config_.LossGraceUs() * 1000) return false;
   // No error yet: a rank that ends as it should has sent all that anybody waits for, and kernels that find it there do
   // not look at the word.
   {
     const std::lock_guard lock(error_mutex_);
-    departure_ = departure;
+    departure_ = departing_;
   }
   rank_has_departed_ = true;
   std::atomic_ref(words_.signals->host.stop).store(1, std::memory_order_relaxed);
@@ -255,11 +255,7 @@ void ProxiedChannel::Tell(const FailureNotice& notice) {
   const auto sent = [](void* context, const Error*) {
     static_cast<ProxiedChannel*>(context)->outstanding_.fetch_sub(1, std::memory_order_release);
   };
-  const Deadline deadline = Deadline::After(group_->clock(), config_.LossGraceUs());
-  // Whoever cannot be told has its own deadline.
-  if (!notices_.Tell(notice, deadline, WorkerCallback{sent, this})) {
-    outstanding_.fetch_sub(1, std::memory_order_release);
-  }
+  if (!notices_.Tell(notice, WorkerCallback{sent, this})) outstanding_.fetch_sub(1, std::memory_order_release);
 }
 
 void ProxiedChannel::Stop(const Failure& failure) {

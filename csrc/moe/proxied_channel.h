@@ -108,8 +108,9 @@ class ProxiedChannel {
   // Of the worker.
   int64_t posted_ = 0;
   uint64_t losses_seen_ = 0;
-  bool alarmed_ = false;  // a notice has come since FindDeparture has looked
-  std::optional<int64_t> departed_since_ns_;
+  bool alarmed_ = false;              // a notice has come since FindDeparture has looked
+  std::optional<Failure> departing_;  // found, and its messages may be on their way yet
+  int64_t departed_since_ns_ = 0;
   bool rank_has_departed_ = false;
 
   std::array<Signal, 2> sends_, arrivals_;

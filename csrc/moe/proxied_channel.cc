@@ -171,6 +171,7 @@ void ProxiedChannel::FinishIfComplete() {
 void ProxiedChannel::ExpectAlarm() {
   const std::lock_guard lock(error_mutex_);
   if (error_) return;  // Stop, which cancels it, comes after the error, or has come
+  // Where this is refused the group ends, and waits with it; a rank that hears no alarm has its deadlines.
   outstanding_.fetch_add(1, std::memory_order_release);
   const Status status = group_->ExpectImmediate(
       peers_.Immediate(peers_.rank, index_, ChannelImmediate::kAlarm), 1,

@@ -119,7 +119,7 @@ class ProxiedChannel {
   int64_t arrived_ = 0;
   std::array<int64_t, 2> left_{};
 
-  std::mutex error_mutex_;  // of what follows, down to refusals_seen_
+  std::mutex error_mutex_;  // of what follows, down to refusals_seen_, but for reading what others have told
   std::optional<Error> error_;
   std::optional<Failure> departure_;  // of a rank; an error once somebody waits for it
   NoticeBoard notices_;

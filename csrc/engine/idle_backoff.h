@@ -26,6 +26,7 @@ class IdleBackoff {
   const Clock& clock_;
   const IdlePolicy policy_;
   bool core_is_wanted_ = false;
+  int64_t next_yield_ns_ = 0;  // spins until then, where policies let it spin at all
 };
 
 }  // namespace jax_fabric

@@ -7,7 +7,7 @@ namespace jax_fabric {
 
 // What a worker thread does while nothing happens.
 enum class IdleMode : uint8_t {
-  kAdaptive,  // spin for spin_us (yield while others want the core), yield until yield_us, then sleep until woken
+  kAdaptive,  // spin for spin_us (yield while others want the core), yield now and then until yield_us, then sleep
   kSpin,      // spin for ever: the lowest latency, one core for each worker
   kSleep,     // yield once, then sleep: for many processes on few cores
 };

@@ -32,7 +32,10 @@ struct MoeShape {
   constexpr int32_t LocalTopK() const { return top_k < experts_per_rank ? top_k : experts_per_rank; }
   constexpr int32_t MessageRows() const { return private_tokens < max_tokens ? private_tokens : max_tokens; }
   // Any MessageRows() tokens fit into one round, however they are routed.
-  constexpr int32_t MaxRounds() const { return (max_tokens - 1) / MessageRows() + 1; }
+  // Devices divide slowly, and where one round is enough, as usual, need not.
+  constexpr int32_t MaxRounds() const {
+    return private_tokens >= max_tokens ? 1 : (max_tokens - 1) / MessageRows() + 1;
+  }
 };
 
 // First bytes of every message. Then, in the first round of a dispatch only, what is to say about all rounds:

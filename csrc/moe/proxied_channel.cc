@@ -104,13 +104,15 @@ Status ProxiedChannel::Post(int64_t sequence) {
   send.sequence = arrival.sequence = sequence;
   // The device has just stored them: all of them are on their way before the first is needed.
   for (int32_t rank = 0; rank < config_.layout.shape.ranks; rank += 8) __builtin_prefetch(&words_.message_bytes[rank]);
+  // Once: it takes divisions, and the first write waits for all of these checks.
+  const int64_t slot_bytes = config_.layout.SlotBytes();
   for (size_t i = 0; i < entries_; ++i) {
     const int64_t bytes = words_.message_bytes[entry_ranks_[i]];
-    if (bytes < 0 || bytes > config_.layout.SlotBytes()) {
+    if (bytes < 0 || bytes > slot_bytes) {
       return MakeError(ErrorCode::kDataLoss,
                        "{}: the device says that the message to rank {} has {} bytes, and a slot "
                        "has {}",
-                       Name(sequence), entry_ranks_[i], bytes, config_.layout.SlotBytes());
+                       Name(sequence), entry_ranks_[i], bytes, slot_bytes);
     }
     send.scatter->SetLength(i, bytes);
   }

@@ -253,6 +253,7 @@ __device__ void EndExchange(const ExchangeArgs& args, int64_t sequence, bool fai
 __global__ void __launch_bounds__(kThreads) ExchangeKernel(const __grid_constant__ ExchangeArgs args) {
   // A send kernel that has told the peers changes nothing of what is read first: that need not wait for its end.
   if (!args.told) AwaitKernelBefore();
+  const KernelTimer timer(args.times);
   __shared__ SignalError hindrance;
   const ExchangeChannel& channel = args.channel;
   const auto rank = static_cast<int32_t>(blockIdx.x);

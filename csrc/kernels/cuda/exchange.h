@@ -10,6 +10,7 @@
 
 #include <cstdint>
 
+#include "csrc/kernels/cuda/moe_kernels.h"
 #include "csrc/kernels/cuda/tell.h"
 #include "csrc/kernels/moe_kernels.h"
 #include "csrc/kernels/moe_layout.h"
@@ -66,6 +67,7 @@ struct ExchangeArgs {
   // What to fill where the channel has failed; the receive kernel does nothing then.
   FillRange outputs[kMostOutputs];
   int32_t output_count = 0;
+  KernelTimes* times = nullptr;  // out: when it ran; may be null
 };
 
 cudaError_t Exchange(const ExchangeArgs& args, cudaStream_t stream);

@@ -56,11 +56,20 @@ __device__ void LoadCounts(const DispatchReceiveArgs& args, const ReceiveSlots& 
   }
 }
 
-// By the block, after LoadCounts. Returns how many rows there are.
-__device__ int32_t FindBegins(const DispatchReceiveArgs& args, const SharedBegins& shared) {
-  const MoeShape& shape = args.layout.shape;
+// By the block: rows of each expert from all sources.
+__device__ void SumCounts(const MoeShape& shape, const SharedBegins& shared) {
   const int32_t experts = shape.experts_per_rank;
   const auto lane = static_cast<int32_t>(threadIdx.x % kWarp);
+  if (shape.ranks < kWarp) {  // a thread for each expert: few sources mean many experts
+#pragma unroll 1
+    for (int32_t expert = threadIdx.x; expert < experts; expert += kRowThreads) {
+      int32_t total = 0;
+#pragma unroll 4
+      for (int32_t s = 0; s < shape.ranks; ++s) total += shared.counts[s * experts + expert];
+      shared.totals[expert] = total;
+    }
+    return;
+  }
 #pragma unroll 1
   for (int32_t expert = threadIdx.x / kWarp; expert < experts; expert += kRowWarps) {
     int32_t total = 0;
@@ -69,6 +78,13 @@ __device__ int32_t FindBegins(const DispatchReceiveArgs& args, const SharedBegin
     total = __reduce_add_sync(kAllLanes, total);
     if (lane == 0) shared.totals[expert] = total;
   }
+}
+
+// By the block, after LoadCounts. Returns how many rows there are.
+__device__ int32_t FindBegins(const DispatchReceiveArgs& args, const SharedBegins& shared) {
+  const MoeShape& shape = args.layout.shape;
+  const int32_t experts = shape.experts_per_rank;
+  SumCounts(shape, shared);
   __syncthreads();
   int32_t so_far = 0;
 #pragma unroll 1
@@ -80,15 +96,6 @@ __device__ int32_t FindBegins(const DispatchReceiveArgs& args, const SharedBegin
   }
   __syncthreads();
   return so_far;
-}
-
-// By one warp: where the rows of an expert from a source begin.
-__device__ __forceinline__ int32_t BeginOf(const SharedBegins& shared, int32_t experts, uint32_t expert, int32_t source,
-                                           int32_t lane) {
-  int32_t before = 0;
-#pragma unroll 1
-  for (int32_t s = lane; s < source; s += kWarp) before += shared.counts[s * experts + static_cast<int32_t>(expert)];
-  return shared.begins[expert] + __reduce_add_sync(kAllLanes, before);
 }
 
 // By one block of the launch.
@@ -140,19 +147,12 @@ struct RowPieces {
   }
 };
 
-constexpr Entry kNoEntry = {0xffffffffu, 0};
-
-// By one warp: how many of the entries [0, end) are of an expert. `first`: entry `lane` of them.
-__device__ __forceinline__ int32_t CountBefore(const Entry* entries, const Entry& first, int32_t end, uint32_t expert,
-                                               int32_t lane) {
-  int32_t count = __popc(__ballot_sync(kAllLanes, lane < end && first.local_expert == expert));
-#pragma unroll 1
-  for (int32_t base = kWarp; base < end; base += kWarp) {
-    const int32_t i = base + lane;
-    count += __popc(__ballot_sync(kAllLanes, i < end && entries[i].local_expert == expert));
-  }
-  return count;
-}
+// No expert has it.
+constexpr uint32_t kNoExpert = 0xffffffffu;
+// Of a message, the entries whose experts each lane reads before it is known which of them matter.
+constexpr int32_t kAhead = 4;
+// Of a row, the entries that are placed at once.
+constexpr int32_t kAtOnce = 4;
 
 // What the blocks of one source work on.
 struct Message {
@@ -177,10 +177,16 @@ class RowInFlight {
   // Begins to read all that there is to say about it.
   __device__ RowInFlight(const RowFormat& format, const Message& message, int32_t row, int32_t part)
       : row_(row), part_(part), from_(message.payload + row * format.stride), lane_(threadIdx.x % kWarp) {
-    if constexpr (!kWhole) pieces_.Load(from_, part, format.hidden * ElementBytes(format.type), lane_);
-    first_entry_ = lane_ < message.expert_rows ? message.entries[lane_] : kNoEntry;
     begin_ = static_cast<int32_t>(message.meta[row].entry_begin);
     end_ = row + 1 < message.rows ? static_cast<int32_t>(message.meta[row + 1].entry_begin) : message.expert_rows;
+    if constexpr (!kWhole) pieces_.Load(from_, part, format.hidden * ElementBytes(format.type), lane_);
+#pragma unroll
+    for (int32_t i = 0; i < kAhead; ++i) {
+      const int32_t number = i * kWarp + lane_;
+      const Entry entry = number < message.expert_rows ? message.entries[number] : Entry{kNoExpert, 0};
+      ahead_[i] = entry.local_expert;
+      if (i == 0) first_weight_ = entry.weight;
+    }
   }
 
   // Where it goes, by all lanes; the first part brings what else there is to say about the row.
@@ -190,16 +196,8 @@ class RowInFlight {
     const int32_t local_top_k = shape.LocalTopK();
     int32_t* positions = args.route.positions + (static_cast<int64_t>(source) * shape.max_tokens + row_) * local_top_k;
 #pragma unroll 1
-    for (int32_t i = 0; i < end_ - begin_; ++i) {
-      const Entry entry = EntryAt(message, begin_ + i);
-      const int32_t number = CountBefore(message.entries, first_entry_, begin_, entry.local_expert, lane_);
-      const int32_t position = BeginOf(shared, shape.experts_per_rank, entry.local_expert, source, lane_) + number;
-      const bool fits = position < shape.capacity;
-      if (part_ == 0 && lane_ == 0) {
-        positions[i] = fits ? position : -1;
-        if (fits) args.weights[position] = entry.weight;
-      }
-      if (fits) Store(args, format, position);
+    for (int32_t first = begin_; first < end_; first += kAtOnce) {
+      PlaceEntries(args, format, shared, message, source, first, positions + (first - begin_));
     }
     if (part_ != 0) return;
 #pragma unroll 1
@@ -223,10 +221,71 @@ class RowInFlight {
     }
   }
 
-  // By all lanes: each has one of the first entries already.
-  __device__ __forceinline__ Entry EntryAt(const Message& message, int32_t i) const {
-    if (i >= kWarp) return message.entries[i];
-    return {__shfl_sync(kAllLanes, first_entry_.local_expert, i), __shfl_sync(kAllLanes, first_entry_.weight, i)};
+  // At most kAtOnce of its entries, from `first` on. A row of an expert comes behind those of earlier sources, and
+  // behind those that earlier entries of its message have.
+  __device__ __forceinline__ void PlaceEntries(const DispatchReceiveArgs& args, const RowFormat& format,
+                                               const SharedBegins& shared, const Message& message, int32_t source,
+                                               int32_t first, int32_t* positions) const {
+    const int32_t count = min(end_ - first, kAtOnce);
+    const Entry mine = EntryOfLane(message, first, count);
+    uint32_t experts[kAtOnce];
+    int32_t before[kAtOnce];
+#pragma unroll
+    for (int32_t i = 0; i < kAtOnce; ++i) experts[i] = __shfl_sync(kAllLanes, mine.local_expert, i), before[i] = 0;
+    CountSourcesBefore(args.layout.shape, shared, source, count, experts, before);
+#pragma unroll
+    for (int32_t j = 0; j < kAhead; ++j) Count(j * kWarp + lane_ < begin_ ? ahead_[j] : kNoExpert, experts, before);
+#pragma unroll 4
+    for (int32_t j = kAhead * kWarp + lane_; j < begin_; j += kWarp) {
+      Count(message.entries[j].local_expert, experts, before);
+    }
+    int32_t position = 0;  // of the lane's entry
+#pragma unroll
+    for (int32_t i = 0; i < kAtOnce; ++i) {
+      if (i >= count) break;
+      const auto rows = static_cast<int32_t>(__reduce_add_sync(kAllLanes, before[i]));
+      if (lane_ == i) position = shared.begins[mine.local_expert] + rows;
+    }
+    if (part_ == 0 && lane_ < count) {
+      const bool fits = position < args.layout.shape.capacity;
+      positions[lane_] = fits ? position : -1;
+      if (fits) args.weights[position] = mine.weight;
+    }
+#pragma unroll 1
+    for (int32_t i = 0; i < count; ++i) {
+      const int32_t to = __shfl_sync(kAllLanes, position, i);
+      if (to < args.layout.shape.capacity) Store(args, format, to);
+    }
+  }
+
+  // Entry `first + lane`, for lanes below `count`.
+  __device__ __forceinline__ Entry EntryOfLane(const Message& message, int32_t first, int32_t count) const {
+    if (first + count <= kWarp) {  // all of them have been read
+      const int32_t number = (first + lane_) % kWarp;
+      return {__shfl_sync(kAllLanes, ahead_[0], number), __shfl_sync(kAllLanes, first_weight_, number)};
+    }
+    return lane_ < count ? message.entries[first + lane_] : Entry{kNoExpert, 0};
+  }
+
+  // Rows of each expert from sources before this one: of every kWarp-th of those, by each lane.
+  __device__ __forceinline__ void CountSourcesBefore(const MoeShape& shape, const SharedBegins& shared, int32_t source,
+                                                     int32_t count, const uint32_t (&experts)[kAtOnce],
+                                                     int32_t (&before)[kAtOnce]) const {
+#pragma unroll 1
+    for (int32_t s = lane_; s < source; s += kWarp) {
+      const int32_t* counts = shared.counts + s * shape.experts_per_rank;
+#pragma unroll
+      for (int32_t i = 0; i < kAtOnce; ++i) {
+        if (i < count) before[i] += counts[experts[i]];
+      }
+    }
+  }
+
+  // An entry before the row's, of which no two are of the same expert.
+  static __device__ __forceinline__ void Count(uint32_t expert, const uint32_t (&experts)[kAtOnce],
+                                               int32_t (&before)[kAtOnce]) {
+#pragma unroll
+    for (int32_t i = 0; i < kAtOnce; ++i) before[i] += experts[i] == expert ? 1 : 0;
   }
 
   const int32_t row_;
@@ -234,7 +293,8 @@ class RowInFlight {
   const char* const from_;
   const int32_t lane_;
   RowPieces pieces_;
-  Entry first_entry_;
+  uint32_t ahead_[kAhead];
+  float first_weight_;
   int32_t begin_;
   int32_t end_;
 };

@@ -2,6 +2,8 @@
 //
 // Everything runs in one CUDA graph: the caches are emptied, then the kernel runs on another routing than the time
 // before. Its time is that of the device's global timer, from the beginning of the first block to the end of the last.
+// "dispatch check" is the exchange kernel between send and receive where all messages are there already: what is left
+// of it is to look at them, and to say that it is through.
 //
 // kernels_benchmark [--ranks N] [--experts E] [--tokens T] [--top-k K] [--hidden H] [--graphs G] [--fp8 0|1]
 // prints one JSON object a line: case, metric, unit, median, p99, min, max, n, bytes, copy_us, ratio.
@@ -19,9 +21,11 @@
 #include <vector>
 
 #include "csrc/kernels/cuda/benchmark_kernels.h"
+#include "csrc/kernels/cuda/exchange.h"
 #include "csrc/kernels/cuda/moe_kernels.h"
 #include "csrc/kernels/moe_kernels.h"
 #include "csrc/kernels/moe_layout.h"
+#include "csrc/kernels/signals.h"
 
 namespace jax_fabric::kernels::cuda {
 namespace {
@@ -62,10 +66,11 @@ struct Variant {
   float* weights;
   SendRoute send;
   ReceiveRoute receive;
-  void** slots_out;         // [N] messages of this rank
-  const void** slots_in;    // [N] messages to it, of dispatch
-  const void** slots_back;  // [N] of combine
-  const void* first_in;     // where the slots of each lie, one after the other
+  void** slots_out;               // [N] messages of this rank
+  const void** slots_in;          // [N] messages to it, of dispatch
+  const void** slots_back;        // [N] of combine
+  void* const* slots_of_channel;  // [2 N] slots_in for both parities
+  const void* first_in;           // where the slots of each lie, one after the other
   const void* first_back;
   float* row_weights;
   int32_t* group_sizes;
@@ -101,6 +106,7 @@ class Benchmark {
     scales_ = Allocate<float>(shape_.capacity * layout.ScalesOfRow());
     message_bytes_ = Allocate<int64_t>(shape_.ranks);
     for (int v = 0; v < kVariants; ++v) MakeVariant(random);
+    MakeChannel();
   }
 
   void Run() {
@@ -109,6 +115,13 @@ class Benchmark {
     Report(
         "dispatch send", [&](const Variant& v) { return x_bytes + v.rows_out * row; },
         [&](const Variant& v, const LaunchOptions& options) { return DispatchSend(SendArgs(v), options); });
+    Report(
+        "dispatch check", [&](const Variant& v) { return 8 * (v.rows_in + v.entries_in) + HeadBytes(); },
+        [&](const Variant& v, const LaunchOptions& options) { return CheckMessages(v, options); });
+    if (const auto error = Fetch(channel_.state, 1)[0].error; error != SignalError::kNone) {
+      std::fprintf(stderr, "kernels_benchmark: the exchange kernel found error %d\n", static_cast<int>(error));
+      std::exit(1);
+    }
     Report(
         "dispatch receive", [&](const Variant& v) { return (v.rows_in + v.entries_in) * row; },
         [&](const Variant& v, const LaunchOptions& options) { return DispatchReceive(ReceiveArgs(v), options); });
@@ -156,6 +169,9 @@ class Benchmark {
     v.slots_out = Upload(out);
     v.slots_in = const_cast<const void**>(Upload(in));
     v.slots_back = const_cast<const void**>(Upload(back));
+    std::vector<void*> both = in;
+    both.insert(both.end(), in.begin(), in.end());
+    v.slots_of_channel = Upload(both);
     v.first_in = in[0];
     v.first_back = back[0];
     // What every rank sends to this one, which is rank 0.
@@ -185,6 +201,42 @@ class Benchmark {
       v.rows_in += header.rows, v.entries_in += header.expert_rows;
     }
     variants_.push_back(v);
+  }
+
+  // One whose next exchange is that of the messages, which all have come.
+  void MakeChannel() {
+    const int64_t ranks = shape_.ranks;
+    fresh_state_ = Upload(
+        std::vector<ChannelState>{{.issued = MessageStamp{}.sequence - 1,
+                                   .finished = MessageStamp{}.sequence - 1,
+                                   .epoch = {.flags = Upload(std::vector<int64_t>(ranks, MessageStamp{}.sequence))}}});
+    channel_.state = Allocate<ChannelState>(1);
+    void* signals = nullptr;
+    Check(cudaHostAlloc(&signals, sizeof(ChannelSignals), cudaHostAllocMapped));
+    channel_.signals = new (signals) ChannelSignals();
+    int64_t* const flags_of_peers = Allocate<int64_t>(ranks);
+    std::vector<ExchangePeer> peers(ranks);
+    for (int64_t r = 0; r < ranks; ++r) peers[r].flag = flags_of_peers + r;
+    channel_.peers = Upload(peers);
+    channel_.expert_rows = Upload(std::vector<int64_t>(ranks, 0));
+    channel_.timeout_ns = 1'000'000'000;
+    zero_ = Upload(std::vector<int32_t>(1, 0));
+    token_ = Allocate<int32_t>(1);
+  }
+  // Of all messages: header, and what they say about all ranks.
+  int64_t HeadBytes() const { return shape_.ranks * layout_.RowMetaOffset(); }
+  cudaError_t CheckMessages(const Variant& v, const LaunchOptions& options) {
+    Check(
+        cudaMemcpyAsync(channel_.state, fresh_state_, sizeof(ChannelState), cudaMemcpyDeviceToDevice, options.stream));
+    ExchangeArgs args;
+    args.channel = channel_;
+    args.told = true;
+    args.layout = layout_;
+    args.slots = v.slots_of_channel;
+    args.axis_rank = zero_;
+    args.token = token_;
+    args.times = options.times;
+    return Exchange(args, options.stream);
   }
 
   DispatchSendArgs SendArgs(const Variant& v) const {
@@ -308,6 +360,10 @@ class Benchmark {
   char* y_;
   float* scales_;
   int64_t* message_bytes_;
+  ExchangeChannel channel_;
+  ChannelState* fresh_state_;
+  int32_t* zero_;
+  int32_t* token_;
   std::vector<Variant> variants_;
 };
 

@@ -15,19 +15,37 @@ namespace jax_fabric::kernels::cuda {
 
 // Shared by the block. Barriers are few: each of them is waited for while a message is there.
 struct MessageChecks {
-  uint32_t counts_fault, rows_fault;  // the lowest of all threads
+  // All but the rows of the messages of a decoding program, and more.
+  static constexpr int64_t kHeadBytes = 4096;
+
+  uint4 head[kHeadBytes / sizeof(uint4)];  // of the message
+  uint32_t counts_fault, rows_fault;       // the lowest of all threads
   unsigned long long expert_rows;
 
-  // By one thread; a barrier lies between it and CheckMessage.
+  // By one thread; a barrier lies between it and the check.
   __device__ __forceinline__ void Begin() { counts_fault = rows_fault = UINT32_MAX, expert_rows = 0; }
+  // By the block, which is together afterwards: copies the beginning of a message, at once, so that what follows from
+  // each other in it does not wait for memory again and again.
+  __device__ __forceinline__ void ReadHead(const void* slot, int64_t slot_bytes) {
+#pragma unroll 1
+    for (int32_t i = threadIdx.x; i * sizeof(uint4) < min(kHeadBytes, slot_bytes); i += blockDim.x) {
+      head[i] = static_cast<const uint4*>(slot)[i];
+    }
+    __syncthreads();
+  }
+  // Where to read the first `bytes` of it.
+  __device__ __forceinline__ const void* HeadOf(const void* slot, int64_t bytes) const {
+    return bytes <= kHeadBytes ? head : slot;
+  }
+  // Rows to an expert each, by whole warps. Additions of 8 bytes in shared memory, one after the other, would take
+  // longer than all else of a check.
+  __device__ __forceinline__ void AddExpertRows(uint32_t rows) {
+    const uint64_t low = __reduce_add_sync(kAllLanes, rows & 0xffff);
+    const uint64_t high = __reduce_add_sync(kAllLanes, rows >> 16);
+    if (threadIdx.x % kWarp == 0) atomicAdd(&expert_rows, (high << 16) + low);
+  }
   static __device__ __forceinline__ void Note(MessageFault fault, uint32_t& lowest) {
     if (fault != MessageFault::kNone) atomicMin(&lowest, static_cast<uint32_t>(fault));
-  }
-  // By whole warps. One after the other, additions of 8 bytes in shared memory take longer than all else of a check.
-  __device__ __forceinline__ void AddExpertRows(unsigned long long rows) {
-#pragma unroll 1
-    for (int32_t i = kWarp / 2; i > 0; i /= 2) rows += __shfl_xor_sync(kAllLanes, rows, i);
-    if (threadIdx.x % kWarp == 0 && rows > 0) atomicAdd(&expert_rows, rows);
   }
   static __device__ __forceinline__ MessageFault FaultOf(uint32_t lowest) {
     return lowest == UINT32_MAX ? MessageFault::kNone : static_cast<MessageFault>(lowest);
@@ -47,8 +65,8 @@ __device__ __forceinline__ bool IsPlain(ExchangeKind kind, const ExpectedRows& e
   return kind != ExchangeKind::kDispatch || expected.round > 0;
 }
 
-// Of the first message of a dispatch: what must be right for its metadata to lie within the slot. By the block; all
-// threads get the same answer.
+// Of the first message of a dispatch: what must be right for its metadata to lie within the slot. By the block, whole
+// warps; all threads get the same answer.
 __device__ inline MessageFault CheckCounts(const SlotLayout& layout, const MessageHeader& header, const void* slot,
                                            MessageChecks& checks) {
   const MoeShape& shape = layout.shape;
@@ -59,13 +77,13 @@ __device__ inline MessageFault CheckCounts(const SlotLayout& layout, const Messa
   for (int32_t r = threadIdx.x; r < shape.ranks; r += blockDim.x) {
     checks.Note(CheckRankCounts(shape, counts[r], counts[shape.ranks + r]), checks.counts_fault);
   }
-  unsigned long long expert_rows = 0;
+  const auto lane = static_cast<int32_t>(threadIdx.x % kWarp);
 #pragma unroll 1
-  for (int32_t e = threadIdx.x; e < shape.experts_per_rank; e += blockDim.x) {
-    if (local_rows[e] > rows) checks.Note(MessageFault::kExpertRows, checks.counts_fault);
-    expert_rows += local_rows[e];
+  for (int32_t base = threadIdx.x - lane; base < shape.experts_per_rank; base += blockDim.x) {
+    const uint32_t of_expert = base + lane < shape.experts_per_rank ? local_rows[base + lane] : 0;
+    if (of_expert > rows) checks.Note(MessageFault::kExpertRows, checks.counts_fault);
+    checks.AddExpertRows(of_expert);
   }
-  checks.AddExpertRows(expert_rows);
   if (threadIdx.x == 0) {
     if (counts[shape.ranks + shape.rank] != header.expert_rows) {
       checks.Note(MessageFault::kEntryCount, checks.counts_fault);
@@ -83,16 +101,19 @@ __device__ inline MessageFault CheckCounts(const SlotLayout& layout, const Messa
 
 // The first message of a dispatch, by all threads of the block; all get the same answer. `stamp.incarnation` is the
 // source's.
-__device__ inline MessageFault CheckFirstMessage(const SlotLayout& layout, const void* slot, const MessageStamp& stamp,
-                                                 MessageChecks& checks) {
-  const MessageHeader header = LoadHeader(slot);
+__device__ inline MessageFault CheckFirstMessage(const SlotLayout& layout, const void* slot, int64_t slot_bytes,
+                                                 const MessageStamp& stamp, MessageChecks& checks) {
+  checks.ReadHead(slot, slot_bytes);
+  const MessageHeader header = LoadHeader(checks.head);
   MessageFault fault = CheckHeader(layout, header, ExchangeKind::kDispatch, stamp, {});
   if (fault != MessageFault::kNone) return fault;
-  fault = CheckCounts(layout, header, slot, checks);
+  const void* counts = checks.HeadOf(slot, layout.RowMetaOffset());
+  fault = CheckCounts(layout, header, counts, checks);
   if (fault != MessageFault::kNone) return fault;
-  const int64_t rows = At<uint32_t>(slot, layout.CountsOffset())[layout.shape.rank];
-  const auto* meta = At<RowMeta>(slot, layout.RowMetaOffset());
-  const auto* entries = At<Entry>(slot, layout.EntriesOffset(rows));
+  const int64_t rows = At<uint32_t>(counts, layout.CountsOffset())[layout.shape.rank];
+  const void* metadata = checks.HeadOf(slot, static_cast<int64_t>(header.payload_offset));
+  const auto* meta = At<RowMeta>(metadata, layout.RowMetaOffset());
+  const auto* entries = At<Entry>(metadata, layout.EntriesOffset(rows));
 #pragma unroll 1
   for (int64_t j = threadIdx.x; j < rows; j += blockDim.x) {
     checks.Note(CheckRow(layout.shape, header, rows, meta, entries, j), checks.rows_fault);

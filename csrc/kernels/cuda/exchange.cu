@@ -133,12 +133,11 @@ __device__ void WriteEmptyMessage(const ExchangeArgs& args, const MessageStamp& 
 // By the block of a source: waits for its message and checks it. All threads get the same answer: whether it can be
 // used.
 __device__ bool Receive(const ExchangeArgs& args, const ChannelEpoch& epoch, int64_t sequence, int32_t source,
-                        const ExchangePeer& peer) {
+                        const ExchangePeer& peer, void* slot, int64_t slot_bytes) {
   __shared__ MessageChecks checks;
   __shared__ bool arrived;
   __shared__ uint32_t plain_fault;
   const MoeShape& shape = args.layout.shape;
-  void* slot = args.slots[(sequence & 1) * shape.ranks + source];
   MessageStamp stamp = args.stamp;
   stamp.sequence = sequence;
   stamp.incarnation = peer.incarnation;
@@ -165,8 +164,8 @@ __device__ bool Receive(const ExchangeArgs& args, const ChannelEpoch& epoch, int
   // What thread 0 has acquired is there for all threads of the block.
   __syncthreads();
   if (!arrived) return false;
-  const MessageFault fault =
-      is_plain ? static_cast<MessageFault>(plain_fault) : CheckFirstMessage(args.layout, slot, stamp, checks);
+  const MessageFault fault = is_plain ? static_cast<MessageFault>(plain_fault)
+                                      : CheckFirstMessage(args.layout, slot, slot_bytes, stamp, checks);
   if (fault != MessageFault::kNone) {
     if (threadIdx.x == 0) Fail(args.channel, SignalError::kMessage, source, static_cast<int64_t>(fault));
     return false;
@@ -250,7 +249,8 @@ __device__ void EndExchange(const ExchangeArgs& args, int64_t sequence, bool fai
 }
 
 // A block for each rank.
-__global__ void __launch_bounds__(kThreads) ExchangeKernel(const __grid_constant__ ExchangeArgs args) {
+__global__ void __launch_bounds__(kThreads)
+    ExchangeKernel(const __grid_constant__ ExchangeArgs args, int64_t slot_bytes) {
   // A send kernel that has told the peers changes nothing of what is read first: that need not wait for its end.
   if (!args.told) AwaitKernelBefore();
   const KernelTimer timer(args.times);
@@ -261,6 +261,7 @@ __global__ void __launch_bounds__(kThreads) ExchangeKernel(const __grid_constant
   const ChannelState state = LoadState<true>(channel.state);
   const ExchangePeer peer = channel.peers[rank];
   const int64_t sequence = state.issued + (args.part != ExchangePart::kFinish ? 1 : 0);
+  void* const slot = finishes ? args.slots[(sequence & 1) * args.layout.shape.ranks + rank] : nullptr;
   if (threadIdx.x == 0) {
     hindrance = Hindrance(args, state, sequence, __ldcg(args.axis_rank), args.ticket != nullptr ? *args.ticket : 0);
   }
@@ -275,7 +276,7 @@ __global__ void __launch_bounds__(kThreads) ExchangeKernel(const __grid_constant
     if (hindrance == SignalError::kRank) Fail(channel, hindrance, 0, *args.axis_rank);
     if (hindrance == SignalError::kNotDone) Fail(channel, hindrance, 0, 0);
   }
-  if (!failed && finishes) failed = !Receive(args, state.epoch, sequence, rank, peer);
+  if (!failed && finishes) failed = !Receive(args, state.epoch, sequence, rank, peer, slot, slot_bytes);
   LetNextKernelBegin();  // no earlier: see there
   if (!IsLastBlock(*channel.state, failed)) return;
   if (finishes && args.capacity != 0 && !refused) {
@@ -315,7 +316,8 @@ __global__ void BumpKernel(WatcherWord* word, const uint64_t* value) {
 }  // namespace
 
 cudaError_t Exchange(const ExchangeArgs& args, cudaStream_t stream) {
-  return LaunchDependent(true, ExchangeKernel, args.layout.shape.ranks, kThreads, 0, stream, args);
+  return LaunchDependent(true, ExchangeKernel, args.layout.shape.ranks, kThreads, 0, stream, args,
+                         args.layout.SlotBytes());
 }
 
 cudaError_t CheckElements(const ExchangeArgs& args, const int32_t* dropped, int32_t elements, cudaStream_t stream) {

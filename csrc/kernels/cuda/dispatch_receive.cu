@@ -16,6 +16,7 @@
 #include "csrc/kernels/cuda/message.cuh"
 #include "csrc/kernels/cuda/moe_kernels.h"
 #include "csrc/kernels/cuda/receive_row.cuh"
+#include "csrc/kernels/cuda/row_pieces.cuh"
 #include "csrc/kernels/cuda/send_rows.cuh"
 #include "csrc/kernels/cuda/workspace.h"
 #include "csrc/kernels/moe_kernels.h"
@@ -230,8 +231,35 @@ __device__ __forceinline__ int32_t PlaceEntry(const DispatchReceiveArgs& args,
   return position < (element + 1) * shape.capacity ? static_cast<int32_t>(position) : -1;
 }
 
+// By one warp: a row to the positions of those lanes. It is read once, where its type allows (kInPieces).
+template <int kCount, bool kInPieces>
+__device__ __forceinline__ void StoreRow(const DispatchReceiveArgs& args, const RowFormat& format, const char* from,
+                                         int32_t position, uint32_t placed) {
+  const RowTarget target{args.tokens_type, args.tokens, args.scales};
+  const int32_t lane = threadIdx.x % kWarp;
+  const auto to_each = [&](auto store) {
+#pragma unroll 1
+    for (uint32_t left = placed; left != 0; left &= left - 1) {
+      store(static_cast<int64_t>(__shfl_sync(kAllLanes, position, __ffs(left) - 1)));
+    }
+  };
+  if constexpr (kInPieces) {
+    const int64_t row_bytes = format.hidden * ElementBytes(format.type);
+#pragma unroll 1
+    for (int32_t part = 0; part < RowPieces::Parts(row_bytes); ++part) {
+      RowPieces pieces = {};
+      pieces.Load(from, part, row_bytes, lane);
+      to_each(
+          [&](int64_t to) { pieces.Store(static_cast<char*>(args.tokens) + to * row_bytes, part, row_bytes, lane); });
+    }
+    if (format.quantised) to_each([&](int64_t to) { ReceiveScales(format, target, from, to, lane, kWarp); });
+  } else {
+    to_each([&](int64_t to) { ReceiveRow<kCount>(format, target, from, to, lane, kWarp); });
+  }
+}
+
 // By one warp: the positions of one row, and the row to them if it is here.
-template <int kCount>
+template <int kCount, bool kInPieces>
 __device__ void MoveRow(const DispatchReceiveArgs& args, const RowFormat& format,
                         const DispatchReceiveWorkspace& workspace, const DispatchMessage& message, int32_t source,
                         int32_t row) {
@@ -255,12 +283,8 @@ __device__ void MoveRow(const DispatchReceiveArgs& args, const RowFormat& format
       if (position >= 0) args.weights[position] = entry.weight;
     }
     if (i < local_top_k) positions[i] = position;
-    uint32_t placed = is_here ? __ballot_sync(kAllLanes, position >= 0) : 0;
-#pragma unroll 1
-    for (; placed != 0; placed &= placed - 1) {
-      const int32_t to = __shfl_sync(kAllLanes, position, __ffs(placed) - 1);
-      ReceiveRow<kCount>(format, {args.tokens_type, args.tokens, args.scales}, from, to, lane, kWarp);
-    }
+    const uint32_t placed = is_here ? __ballot_sync(kAllLanes, position >= 0) : 0;
+    if (placed != 0) StoreRow<kCount, kInPieces>(args, format, from, position, placed);
   }
 }
 
@@ -306,7 +330,7 @@ __device__ void Pad(const DispatchReceiveArgs& args, const DispatchReceiveWorksp
 }
 
 // Blocks (source, y) have every gridDim.y-th batch of rows of a message; blocks (N + x, y) have the padding.
-template <int kCount>
+template <int kCount, bool kInPieces>
 __global__ void __launch_bounds__(kRowThreads, kMoveBlocks)
     MoveKernel(const __grid_constant__ DispatchReceiveArgs args, const __grid_constant__ RowFormat format,
                const __grid_constant__ DispatchReceiveWorkspace workspace, ReceiveSlots slots, KernelRun run) {
@@ -326,7 +350,7 @@ __global__ void __launch_bounds__(kRowThreads, kMoveBlocks)
   const int32_t warps = static_cast<int32_t>(gridDim.y) * kRowWarps;
 #pragma unroll 1
   for (int32_t row = warp; row < message.rows; row += warps) {
-    MoveRow<kCount>(args, format, workspace, message, source, row);
+    MoveRow<kCount, kInPieces>(args, format, workspace, message, source, row);
   }
   if (warp == 0) NoteRounds(args, slots, message, source);
   int32_t* positions = PositionsFrom(args, source);
@@ -353,11 +377,11 @@ cudaError_t ReceiveFirstRound(const DispatchReceiveArgs& args, const LaunchOptio
   ScanKernel<<<args.elements, kScanThreads, 0, options.stream>>>(args, workspace, options.run());
   const dim3 blocks(shape.ranks + kPaddingBlocks,
                     BlocksOfMessage(shape.ranks, shape.max_tokens, options.multiprocessors, kMoveBlocks));
-  if (IsVectorised(shape.hidden)) {
-    MoveKernel<kVector><<<blocks, kRowThreads, 0, options.stream>>>(args, format, workspace, slots, options.run());
-  } else {
-    MoveKernel<1><<<blocks, kRowThreads, 0, options.stream>>>(args, format, workspace, slots, options.run());
-  }
+  const bool in_pieces = args.tokens_type == format.type && format.hidden * ElementBytes(format.type) % 16 == 0;
+  const auto move = in_pieces                    ? MoveKernel<kVector, true>
+                    : IsVectorised(shape.hidden) ? MoveKernel<kVector, false>
+                                                 : MoveKernel<1, false>;
+  move<<<blocks, kRowThreads, 0, options.stream>>>(args, format, workspace, slots, options.run());
   return cudaGetLastError();
 }
 
@@ -378,6 +402,8 @@ cudaError_t DispatchReceive(const DispatchReceiveArgs& args, const LaunchOptions
   return RedispatchReceive(rest, options);
 }
 
-cudaError_t LoadDispatchReceive() { return Load(CountKernel, ScanKernel, MoveKernel<kVector>, MoveKernel<1>); }
+cudaError_t LoadDispatchReceive() {
+  return Load(CountKernel, ScanKernel, MoveKernel<kVector, true>, MoveKernel<kVector, false>, MoveKernel<1, false>);
+}
 
 }  // namespace jax_fabric::kernels::cuda

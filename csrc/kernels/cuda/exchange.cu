@@ -15,7 +15,9 @@
 namespace jax_fabric::kernels::cuda {
 namespace {
 
-constexpr int kThreads = 256;
+// Of a block, which checks a message: of few rows, and of many.
+constexpr uint32_t kThreads = 256, kMostThreads = 1024;
+constexpr int64_t kFewRows = 512;
 // Looks at a word for which a kernel waits, between two looks at what else might end its wait.
 constexpr int kLooks = 32;
 
@@ -108,7 +110,7 @@ __device__ ExpectedRows RowsFrom(const ExchangeArgs& args, int32_t source) {
   __syncthreads();
   const IndexRange tokens = TokensInRound(shape, args.send_route, args.t_rows, args.round);
 #pragma unroll 1
-  for (int64_t t = tokens.begin + threadIdx.x; t < tokens.end; t += kThreads) {
+  for (int64_t t = tokens.begin + threadIdx.x; t < tokens.end; t += blockDim.x) {
     const int32_t index = args.send_route.index[t * shape.ranks + source];
     if (index < 0) continue;
     atomicAdd(&count, 1);
@@ -125,7 +127,7 @@ __device__ void WriteEmptyMessage(const ExchangeArgs& args, const MessageStamp& 
   const bool with_metadata = args.kind == ExchangeKind::kDispatch && args.round == 0;
   const int64_t payload_offset =
       with_metadata ? args.layout.DispatchPayloadOffset(0, 0) : args.layout.PlainPayloadOffset();
-  ZeroWords(slot, sizeof(MessageHeader), args.layout.RowMetaOffset(), threadIdx.x, kThreads);
+  ZeroWords(slot, sizeof(MessageHeader), args.layout.RowMetaOffset(), threadIdx.x, blockDim.x);
   if (threadIdx.x != 0) return;
   WriteHeader(stamp, args.kind, {.rounds = with_metadata ? 1 : 0, .payload_offset = payload_offset}, slot);
 }
@@ -174,7 +176,7 @@ __device__ bool Receive(const ExchangeArgs& args, const ChannelEpoch& epoch, int
   // Every source tells its counts for every rank: all ranks see an overflow, and fail alike.
   const auto* expert_rows = At<uint32_t>(slot, args.layout.CountsOffset()) + shape.ranks;
 #pragma unroll 1
-  for (int32_t rank = threadIdx.x; rank < shape.ranks; rank += kThreads) {
+  for (int32_t rank = threadIdx.x; rank < shape.ranks; rank += blockDim.x) {
     atomicAdd(reinterpret_cast<unsigned long long*>(args.channel.expert_rows + rank),
               static_cast<unsigned long long>(expert_rows[rank]));
   }
@@ -184,7 +186,7 @@ __device__ bool Receive(const ExchangeArgs& args, const ChannelEpoch& epoch, int
 // By the last block.
 __device__ void CheckCapacity(const ExchangeArgs& args) {
 #pragma unroll 1
-  for (int32_t rank = threadIdx.x; rank < args.layout.shape.ranks; rank += kThreads) {
+  for (int32_t rank = threadIdx.x; rank < args.layout.shape.ranks; rank += blockDim.x) {
     const int64_t rows = args.channel.expert_rows[rank];
     args.channel.expert_rows[rank] = 0;
     if (rows > args.capacity) Fail(args.channel, SignalError::kCapacity, rank, rows);
@@ -198,7 +200,7 @@ __device__ void FillOutputs(const ExchangeArgs& args) {
     const FillRange& output = args.outputs[i];
     const int64_t words = output.bytes / static_cast<int64_t>(sizeof(uint32_t));
 #pragma unroll 1
-    for (int64_t j = threadIdx.x; j < words; j += kThreads) static_cast<uint32_t*>(output.begin)[j] = output.pattern;
+    for (int64_t j = threadIdx.x; j < words; j += blockDim.x) static_cast<uint32_t*>(output.begin)[j] = output.pattern;
     // Rows of 1 or 2 bytes an element need not end with a word.
     const int64_t rest = words * static_cast<int64_t>(sizeof(uint32_t)) + threadIdx.x;
     if (rest < output.bytes) static_cast<uint8_t*>(output.begin)[rest] = output.pattern >> 8 * (threadIdx.x % 4);
@@ -249,7 +251,7 @@ __device__ void EndExchange(const ExchangeArgs& args, int64_t sequence, bool fai
 }
 
 // A block for each rank.
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kMostThreads)
     ExchangeKernel(const __grid_constant__ ExchangeArgs args, int64_t slot_bytes) {
   // A send kernel that has told the peers changes nothing of what is read first: that need not wait for its end.
   if (!args.told) AwaitKernelBefore();
@@ -297,7 +299,7 @@ __global__ void __launch_bounds__(kThreads)
     CheckElementsKernel(const __grid_constant__ ExchangeArgs args, const int32_t* dropped, int32_t elements) {
   if (ErrorOf(args.channel) != SignalError::kNone) return;
 #pragma unroll 1
-  for (int32_t b = threadIdx.x; b < elements; b += kThreads) {
+  for (int32_t b = threadIdx.x; b < elements; b += blockDim.x) {
     if (dropped[b] > 0) {
       Fail(args.channel, SignalError::kElementCapacity, b, dropped[b]);
     }
@@ -316,8 +318,10 @@ __global__ void BumpKernel(WatcherWord* word, const uint64_t* value) {
 }  // namespace
 
 cudaError_t Exchange(const ExchangeArgs& args, cudaStream_t stream) {
-  return LaunchDependent(true, ExchangeKernel, args.layout.shape.ranks, kThreads, 0, stream, args,
-                         args.layout.SlotBytes());
+  const MoeShape& shape = args.layout.shape;
+  const int64_t usual_rows = int64_t{shape.max_tokens} * shape.top_k / shape.ranks;
+  const uint32_t threads = usual_rows > kFewRows ? kMostThreads : kThreads;
+  return LaunchDependent(true, ExchangeKernel, shape.ranks, threads, 0, stream, args, args.layout.SlotBytes());
 }
 
 cudaError_t CheckElements(const ExchangeArgs& args, const int32_t* dropped, int32_t elements, cudaStream_t stream) {

@@ -30,7 +30,8 @@ void Check(cudaError_t error) { ASSERT_EQ(error, cudaSuccess) << cudaGetErrorStr
 // A channel of rank 0 among three ranks, whose slots hold the messages of a dispatch.
 class ExchangeTest : public ::testing::Test {
  protected:
-  ExchangeTest() : world_({.ranks = 3, .experts = 7, .max_tokens = 9, .top_k = 3, .hidden = 8}, 5) {
+  explicit ExchangeTest(int32_t max_tokens = 9)
+      : world_({.ranks = 3, .experts = 7, .max_tokens = max_tokens, .top_k = 3, .hidden = 8}, 5) {
     world_.SendDispatch(0);
     layout_ = world_.rank(0).layout;
     Check(LoadKernels());
@@ -178,8 +179,15 @@ TEST_F(ExchangeTest, TellsPeersAndGoesOn) {
   EXPECT_EQ(signals_->posted.sequence, 0) << "nothing goes through the host";
 }
 
+// Whose rows fit into what the kernel reads of a message at once, do not, and are so many that it takes more threads.
+class ExchangeOfTokensTest : public ExchangeTest, public ::testing::WithParamInterface<int32_t> {
+ protected:
+  ExchangeOfTokensTest() : ExchangeTest(GetParam()) {}
+};
+INSTANTIATE_TEST_SUITE_P(Tokens, ExchangeOfTokensTest, ::testing::Values(9, 400, 2000));
+
 // One word of a message is another one: the device refuses what the CPU refuses, and the other way round.
-TEST_F(ExchangeTest, RefusesWhatTheCpuRefuses) {
+TEST_P(ExchangeOfTokensTest, RefusesWhatTheCpuRefuses) {
   std::mt19937_64 random(1);
   std::vector<uint8_t> message(layout_.SlotBytes());
   int refused = 0;

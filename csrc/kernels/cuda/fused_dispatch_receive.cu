@@ -13,6 +13,7 @@
 #include "csrc/kernels/cuda/receive_row.cuh"
 #include "csrc/kernels/cuda/row_format.h"
 #include "csrc/kernels/cuda/row_list.cuh"
+#include "csrc/kernels/cuda/row_pieces.cuh"
 #include "csrc/kernels/moe_kernels.h"
 #include "csrc/kernels/moe_layout.h"
 
@@ -23,9 +24,6 @@ namespace {
 constexpr int32_t kMostTokens = 256;
 constexpr int64_t kMostSharedBytes = 40 << 10;
 constexpr int32_t kBlocks = 4;  // on a multiprocessor at once
-// Of a row, what a warp moves at once: so many pieces of 16 bytes for each lane.
-constexpr int32_t kPieces = 4;
-constexpr int64_t kPartBytes = kPieces * kWarp * 16;
 
 // In shared memory.
 struct SharedBegins {
@@ -126,27 +124,6 @@ __device__ void Pad(const DispatchReceiveArgs& args, int64_t used, int64_t threa
   for (int64_t i = used * scale_count + thread; i < shape.capacity * scale_count; i += threads) args.scales[i] = 0.0f;
 }
 
-// Pieces of a row, whatever their type, in a warp's registers.
-struct RowPieces {
-  uint4 pieces[kPieces];
-
-  // Part `part` of a row of so many bytes.
-  __device__ __forceinline__ void Load(const char* from, int32_t part, int64_t row_bytes, int32_t lane) {
-#pragma unroll
-    for (int32_t i = 0; i < kPieces; ++i) {
-      const int64_t at = part * kPartBytes + (i * kWarp + lane) * 16;
-      if (at < row_bytes) pieces[i] = *At<uint4>(from, at);
-    }
-  }
-  __device__ __forceinline__ void Store(char* to, int32_t part, int64_t row_bytes, int32_t lane) const {
-#pragma unroll
-    for (int32_t i = 0; i < kPieces; ++i) {
-      const int64_t at = part * kPartBytes + (i * kWarp + lane) * 16;
-      if (at < row_bytes) *At<uint4>(to, at) = pieces[i];
-    }
-  }
-};
-
 // No expert has it.
 constexpr uint32_t kNoExpert = 0xffffffffu;
 // Of a message, the entries whose experts each lane reads before it is known which of them matter.
@@ -207,17 +184,13 @@ class RowInFlight {
  private:
   __device__ __forceinline__ void Store(const DispatchReceiveArgs& args, const RowFormat& format,
                                         int64_t position) const {
+    const RowTarget target{args.tokens_type, args.tokens, args.scales};
     if constexpr (kWhole) {
-      ReceiveRow<kCount>(format, {args.tokens_type, args.tokens, args.scales}, from_, position, lane_, kWarp);
+      ReceiveRow<kCount>(format, target, from_, position, lane_, kWarp);
     } else {
       const int64_t row_bytes = format.hidden * ElementBytes(format.type);
       pieces_.Store(static_cast<char*>(args.tokens) + position * row_bytes, part_, row_bytes, lane_);
-      if (part_ != 0 || !format.quantised) return;
-      const auto* scales = At<float>(from_, format.scales_offset);
-#pragma unroll 1
-      for (int64_t s = lane_; s < format.scale_count; s += kWarp) {
-        args.scales[position * format.scale_count + s] = scales[s];
-      }
+      if (part_ == 0 && format.quantised) ReceiveScales(format, target, from_, position, lane_, kWarp);
     }
   }
 
@@ -364,7 +337,7 @@ cudaError_t FusedDispatchReceive(const DispatchReceiveArgs& args, const LaunchOp
   const RowFormat format(args.layout, ExchangeKind::kDispatch);
   const int64_t row_bytes = format.hidden * ElementBytes(format.type);
   const bool in_parts = args.tokens_type == format.type && row_bytes % 16 == 0;
-  const auto parts = static_cast<int32_t>(in_parts ? (row_bytes + kPartBytes - 1) / kPartBytes : 1);
+  const int32_t parts = in_parts ? RowPieces::Parts(row_bytes) : 1;
   const auto kernel = in_parts                     ? FusedReceiveKernel<kVector, false>
                       : IsVectorised(shape.hidden) ? FusedReceiveKernel<kVector, true>
                                                    : FusedReceiveKernel<1, true>;

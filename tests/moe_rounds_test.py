@@ -188,7 +188,9 @@ class RoundsTest(parameterized.TestCase):
                 num_ranks=2, num_experts=4, top_k=2, max_tokens=8192, hidden=64, dtype=jnp.float32
             )
             self.assertLess(moe.memory_bytes(), one_round.memory_bytes() / 8)
-            self.assertEqual(moe.memory_bytes(), moe.config.memory_bytes())
+            # Its own slots, failure notices of 1 KiB a channel and rank, and nothing of their size.
+            beside_slots = moe.memory_bytes() - moe.config.memory_bytes()
+            self.assertBetween(beside_slots, 1024, 64 << 10)
 
             def f(x, e, w):
                 r = moe.dispatch(x, e, w)

@@ -26,7 +26,7 @@ class Context final : public RankContext {
   Result<Bytes> Introduction() const override { return connector_.Introduction({}); }
   Status Connect(std::span<const Bytes> introductions, Deadline deadline) override;
   int32_t mapped_peers() const override { return connector_.mapped_peers(); }
-  int64_t memory_bytes() const override { return config_.MemoryBytes(); }
+  int64_t memory_bytes() const override { return connector_.host_bytes(); }
   std::vector<int32_t> LostRanks() const override;
   const Error* error() const override;
   bool Close(Deadline deadline) override;

@@ -54,6 +54,8 @@ class PeerConnector {
   std::span<std::byte> memory() const { return {static_cast<std::byte*>(memory_.data()), memory_.size()}; }
   std::span<std::byte> staging() const { return {static_cast<std::byte*>(staging_.data()), staging_.size()}; }
   std::span<std::byte> notices() const { return {static_cast<std::byte*>(notices_.data()), notices_.size()}; }
+  // Of all three.
+  int64_t host_bytes() const { return static_cast<int64_t>(memory_.size() + staging_.size() + notices_.size()); }
   // How many peers are reached by stores; this rank counts.
   int32_t mapped_peers() const;
   // Nothing writes or reads the memory any more, given or own. False: a request that has been reported is still under

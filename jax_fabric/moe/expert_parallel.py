@@ -137,8 +137,9 @@ class ExpertParallel:
     def memory_bytes(self) -> int:
         """Engine-owned memory of one rank, bytes.
 
-        On GPUs that of the device and of the host together: beside the slots the workspaces of the
-        kernels, flags, and with ``force_staged`` or NICs the messages on their way out.
+        Beside the slots (``ExpertParallelConfig.memory_bytes``) failure notices, and over NICs or
+        with ``force_staged`` the messages on their way out. On GPUs that of the device and of the
+        host together, with the workspaces of the kernels and flags.
         """
         return self._fabric.moe_memory_bytes(self._context)
 

@@ -297,9 +297,8 @@ int32_t CudaContext::mapped_peers() const {
 }
 
 int64_t CudaContext::memory_bytes() const {
-  const int64_t in_host_memory = static_cast<int64_t>(connector_->memory().size() + connector_->staging().size());
   return shared_.bytes() + device_staging_.bytes() + recorded_->device.bytes() + recorded_->host.bytes() +
-         in_host_memory;
+         connector_->host_bytes();
 }
 
 const Error* CudaContext::error() const {

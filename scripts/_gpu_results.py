@@ -21,10 +21,11 @@ global timer, inside a CUDA graph that empties the caches before each run, anoth
 run (`csrc/kernels/cuda/kernels_benchmark.cc`); the copy kernel is measured the same way; `by
 events` includes the launch. Between device and host: `csrc/moe/cuda/signals_benchmark.cc`
 and `csrc/moe/cuda/proxy_benchmark.cc`, by the host's clock; floors are those of kernels that do
-nothing but to post a number or to wait for one, in the same run. All ranks on one GPU: processes
-that share it by MPS, scans of dispatch + combine by the host's clock; beside them one process that
-has all tokens and computes the same in plain JAX, without any exchange
-(`tests/gpu/layer_cases.py`).
+nothing but to post a number or to wait for one, in the same run; the floor of the 56 writes is a
+thread that waits by the clock for as long as they take, so that its tail is the machine's own. All
+ranks on one GPU: processes that share it by MPS, scans of dispatch + combine by the host's clock;
+beside them one process that has all tokens and computes the same in plain JAX, without any
+exchange (`tests/gpu/layer_cases.py`).
 """
 
 # File -> heading of each field that is shown.

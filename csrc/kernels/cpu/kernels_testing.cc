@@ -211,6 +211,11 @@ void World::MakeInputs(RankState& state) {
   if (config_.IsAbsent(shape.rank)) state.t_rows = 0;
   const int64_t t_rows = state.t_rows;
   state.x = RandomArray(config_.x_type, t_rows * shape.hidden);
+  for (int64_t i = 0; config_.odd_values && i < state.x.size(); ++i) {
+    constexpr float kInfinity = std::numeric_limits<float>::infinity();
+    const float values[] = {kInfinity, -kInfinity, std::nanf("")};
+    if (random_() % 100 == 0) state.x.Set(i, values[random_() % std::size(values)]);
+  }
   state.x_scales.resize(config_.quantised ? t_rows * state.layout.ScalesOfRow() : 0);
   for (float& scale : state.x_scales) scale = std::exp(RandomFloat());
   state.experts.resize(t_rows * shape.top_k);

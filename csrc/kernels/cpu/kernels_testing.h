@@ -58,6 +58,7 @@ struct WorldConfig {
   int32_t private_tokens = std::numeric_limits<int32_t>::max();
   Routing routing = Routing::kUniform;
   bool odd_ids = true;        // some ids that route nowhere, and some twice in a token
+  bool odd_values = false;    // some elements of x are infinite or NaN
   bool full_batches = false;  // else t_rows of each rank is random, 0 and max_tokens included
   int64_t cache_bytes = kAlwaysCached;
   ElementType x_type = ElementType::kFloat32;

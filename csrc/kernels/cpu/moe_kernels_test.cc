@@ -222,6 +222,25 @@ TEST(MoeKernelsTest, Quantised) {
   }
 }
 
+// Rows of every way to send them: of 16, 8 and 1 element at once, and with a last block that is short.
+TEST(MoeKernelsTest, QuantisedWhatIsNotFinite) {
+  for (const int32_t hidden : {16, 296, 300, 304, 7168, 8320}) {
+    for (ElementType x_type : {ElementType::kBfloat16, ElementType::kFloat32, ElementType::kFloat16}) {
+      RunAll({.ranks = 3,
+              .experts = 8,
+              .max_tokens = 5,
+              .top_k = 3,
+              .hidden = hidden,
+              .odd_values = true,
+              .x_type = x_type,
+              .dispatch_type = ElementType::kFloat8E4m3fn,
+              .tokens_type = ElementType::kFloat8E4m3fn,
+              .quantised = true},
+             15);
+    }
+  }
+}
+
 class RandomShapesTest : public ::testing::TestWithParam<uint64_t> {};
 
 TEST_P(RandomShapesTest, AgreesWithTheOracle) {

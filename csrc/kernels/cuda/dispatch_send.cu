@@ -3,7 +3,7 @@
 // 1. PlanKernel, a block for each rank: which tokens go there, in which row, and how many entries they have.
 // 2. RoundsKernel, one block, where a call may take several rounds.
 // 3. MessagesKernel: headers and counts, which need the counts of all ranks; entries, which begin behind all rows; and
-//    the rows, which begin behind all entries.
+//    the rows, which begin behind all entries. Its first blocks are there, and have read theirs, when PlanKernel ends.
 #include <cstdint>
 
 #include "csrc/kernels/cuda/block_scan.cuh"
@@ -150,6 +150,7 @@ __device__ __forceinline__ void CountManyExperts(const DispatchSendArgs& args, c
 __global__ void __launch_bounds__(kPlanThreads)
     PlanKernel(const __grid_constant__ DispatchSendArgs args, const __grid_constant__ DispatchSendWorkspace workspace,
                KernelRun run) {
+  LetNextKernelBegin();
   const KernelTimer timer(run.times);
   const ChannelState channel = StateOf(run);
   if (HasFailed(channel)) return;
@@ -294,7 +295,7 @@ __device__ __forceinline__ void WriteEntries(const DispatchSendArgs& args, const
 
 // The first N blocks have the head of a message each, the next ones kSendThreads choices each, and the others a token:
 // its row, which is most of the work, and goes on while heads and entries are written.
-template <int kCount>
+template <int kCount, bool kUsual>
 __global__ void __launch_bounds__(kSendThreads, kSendBlocks)
     MessagesKernel(const __grid_constant__ DispatchSendArgs args,
                    const __grid_constant__ DispatchSendWorkspace workspace, const __grid_constant__ SendRowsArgs rows,
@@ -310,12 +311,13 @@ __global__ void __launch_bounds__(kSendThreads, kSendBlocks)
   void* const* slots = SendSlots(run, channel, args.slots, shape.ranks);
   const auto block = static_cast<int32_t>(blockIdx.x);
   const int32_t first_token_block = shape.ranks + BlocksOfChoices(args.t_rows * shape.top_k);
+  if (block < first_token_block) AwaitKernelBefore();
   if (block < shape.ranks) {
     WriteMessageHead(args, StampOf(run, channel, args.stamp), counts, slots[block], block, threadIdx.x, kSendThreads);
   } else if (block < first_token_block) {
     WriteEntries(args, AbsentRanks(run, channel, args), counts, slots, block - shape.ranks);
   } else {
-    SendRowsOfToken<kCount>(rows, slots, block - first_token_block, places);
+    SendRowsOfToken<kCount, kUsual>(rows, slots, block - first_token_block, places);
   }
   TellWhenLast(run.tell);
 }
@@ -334,10 +336,13 @@ cudaError_t SendFirstRound(const DispatchSendArgs& args, const DispatchSendWorks
                           .slots = args.slots,
                           .payload_offsets = workspace.payload_offsets};
   const auto blocks = static_cast<uint32_t>(shape.ranks + BlocksOfChoices(args.t_rows * shape.top_k) + args.t_rows);
-  const auto kernel = IsVectorised(shape.hidden) ? MessagesKernel<kVector> : MessagesKernel<1>;
-  kernel<<<blocks, kSendThreads, SendRowsSharedBytes(shape), options.stream>>>(args, workspace, rows,
-                                                                               options.send_run());
-  return cudaGetLastError();
+  const auto kernel = IsUsualRow(rows.format, args.x_type) ? MessagesKernel<kVector, true>
+                      : IsVectorised(shape.hidden)         ? MessagesKernel<kVector, false>
+                                                           : MessagesKernel<1, false>;
+  // Which tokens travel in the first of several rounds has to be known before one is read.
+  const bool early = shape.MaxRounds() == 1;
+  return LaunchDependent(early, kernel, blocks, kSendThreads, SendRowsSharedBytes(shape), options.stream, args,
+                         workspace, rows, options.send_run());
 }
 
 }  // namespace
@@ -362,6 +367,9 @@ cudaError_t DispatchSend(const DispatchSendArgs& args, const LaunchOptions& opti
   return SendFirstRound(args, DispatchSendWorkspace(parts, args.layout.shape), options);
 }
 
-cudaError_t LoadDispatchSend() { return Load(PlanKernel, RoundsKernel, MessagesKernel<kVector>, MessagesKernel<1>); }
+cudaError_t LoadDispatchSend() {
+  return Load(PlanKernel, RoundsKernel, MessagesKernel<kVector, true>, MessagesKernel<kVector, false>,
+              MessagesKernel<1, false>);
+}
 
 }  // namespace jax_fabric::kernels::cuda

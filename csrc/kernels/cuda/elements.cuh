@@ -48,6 +48,17 @@ struct DeviceCodec<ElementType::kFloat8E4m3fn> : Float8E4m3fnCodec {
     const uint32_t sign = (FloatBits(value) >> 24) & 0x80u;
     return static_cast<uint8_t>(fabsf(value) <= 464.0f ? pair : sign | 0x7fu);
   }
+  // Of values that do not saturate, the first one in the lowest byte.
+  static __device__ __forceinline__ uint32_t EncodeFour(const float* values) {
+    uint32_t four;
+    asm("{\n\t.reg .b16 low, high;\n\t"
+        "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n\t"
+        "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n\t"
+        "mov.b32 %0, {low, high};\n\t}"
+        : "=r"(four)
+        : "f"(values[0]), "f"(values[1]), "f"(values[2]), "f"(values[3]));
+    return four;
+  }
 #endif
 };
 

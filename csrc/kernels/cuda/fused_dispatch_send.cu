@@ -280,17 +280,7 @@ __device__ __forceinline__ void WriteHeads(const DispatchSendArgs& args, const M
   }
 }
 
-// What is nearly always sent: bfloat16, quantised on its way, in rows that a block can hold.
-using BatchSource = StaticType<ElementType::kBfloat16>;
-using Batch = QuantisedBatch<kVector, BatchSource>;
-
-bool IsBatch(const DispatchSendArgs& args) {
-  return args.layout.quantised && args.x_type == ElementType::kBfloat16 && IsVectorised(args.layout.shape.hidden) &&
-         args.layout.ScalesOfRow() <= Batch::kBlocks;
-}
-
-// kBatch: IsBatch; a kernel of its own, since code that is jumped over takes time to be fetched.
-template <int kCount, bool kBatch>
+template <int kCount, bool kUsual>
 __global__ void __launch_bounds__(kSendThreads)
     FusedSendKernel(const __grid_constant__ DispatchSendArgs args, const __grid_constant__ RowFormat format,
                     const __grid_constant__ SendRun run) {
@@ -305,12 +295,12 @@ __global__ void __launch_bounds__(kSendThreads)
   const SharedCounts shared(memory, shape, args.t_rows);
   const int64_t token = static_cast<int64_t>(blockIdx.x) - kHeadBlocks;  // negative: heads
   const uint8_t* absent = AbsentRanks(run, channel, args);
-  [[maybe_unused]] Batch batch;
+  [[maybe_unused]] UsualRow row;
   // The row is read while the block finds out where it goes.
-  if (kBatch && token >= 0) {
-    batch.Load(format, BatchSource(), static_cast<const uint16_t*>(args.x) + token * format.hidden, 0);
+  if (kUsual && token >= 0) {
+    row.Load(format, UsualSource(), static_cast<const uint16_t*>(args.x) + token * format.hidden, 0);
   }
-  LoadChoices<!kBatch>(args, SendSlots(run, channel, args.slots, shape.ranks), shared, token);
+  LoadChoices<!kUsual>(args, SendSlots(run, channel, args.slots, shape.ranks), shared, token);
   __syncthreads();
   CountChoices(args, absent, shared, token);
   __syncthreads();
@@ -326,8 +316,8 @@ __global__ void __launch_bounds__(kSendThreads)
   if (threadIdx.x >= kSendThreads - kMetadataThreads) WriteMetadata(args, absent, shared, token);
   const RowSource source{args.x_type, args.x, args.scales};
   const Places places{shared.places, place_count};
-  if (kBatch) {
-    batch.Send(format, BatchSource(), places, 0);
+  if (kUsual) {
+    row.Send(format, UsualSource(), places, 0);
   } else if (place_count > 0) {
     SendRow<kCount>(format, source, places, token);
   }
@@ -350,9 +340,9 @@ bool CanFuseDispatchSend(const DispatchSendArgs& args) {
 cudaError_t FusedDispatchSend(const DispatchSendArgs& args, const LaunchOptions& options) {
   const RowFormat format(args.layout, ExchangeKind::kDispatch);
   const auto blocks = static_cast<uint32_t>(kHeadBlocks + args.t_rows);
-  const auto kernel = IsBatch(args)                 ? FusedSendKernel<kVector, true>
-                      : IsVectorised(format.hidden) ? FusedSendKernel<kVector, false>
-                                                    : FusedSendKernel<1, false>;
+  const auto kernel = IsUsualRow(format, args.x_type) ? FusedSendKernel<kVector, true>
+                      : IsVectorised(format.hidden)   ? FusedSendKernel<kVector, false>
+                                                      : FusedSendKernel<1, false>;
   kernel<<<blocks, kSendThreads, SharedBytes(args), options.stream>>>(args, format, options.send_run());
   return cudaGetLastError();
 }

@@ -77,23 +77,22 @@ __device__ __forceinline__ void ZeroRowPadding(void* row, int32_t begin, int32_t
 inline constexpr float kLargestFloat8 = 448.0f;
 inline constexpr float kLeastMagnitude = 1e-4f;
 
-// The largest of kCount magnitudes, those that are not finite left out.
-template <int kCount>
-__device__ __forceinline__ float LargestMagnitude(const Floats<kCount>& floats) {
-  float largest = 0;
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    const float magnitude = fabsf(floats.value[i]);
-    if (magnitude <= 3.402823466e38f) largest = fmaxf(largest, magnitude);
-  }
-  return largest;
+inline constexpr float kLargestFloat32 = 3.402823466e38f;
+
+// The larger of two magnitudes; NaN if one of them is.
+__device__ __forceinline__ float LargerOrNan(float a, float b) {
+  float larger;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
+  return larger;
 }
 
-// Over neighbouring threads, `group` (a power of two) of them.
-__device__ __forceinline__ float LargestOf(float value, int group) {
-#pragma unroll 1
-  for (int i = group / 2; i > 0; i /= 2) value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, i));
-  return value;
+// The largest of kCount magnitudes.
+template <int kCount>
+__device__ __forceinline__ float LargestOrNan(const Floats<kCount>& floats) {
+  float largest = 0;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) largest = LargerOrNan(largest, fabsf(floats.value[i]));
+  return largest;
 }
 
 // The scale of a block and its inverse.
@@ -108,12 +107,22 @@ struct BlockScale {
   }
 };
 
-template <int kCount>
+// Finite elements of a block with that inverse.
+template <int kCount, typename Float8 = StaticType<ElementType::kFloat8E4m3fn>>
 __device__ __forceinline__ RawElements<kCount, 1> Quantise(const Floats<kCount>& floats, float inverse) {
   Floats<kCount> scaled;
 #pragma unroll
   for (int i = 0; i < kCount; ++i) scaled.value[i] = floats.value[i] * inverse;
-  return StaticType<ElementType::kFloat8E4m3fn>::Encode<kCount>(scaled);
+  if constexpr (kCount % 4 == 0 && requires { &Float8::Codec::EncodeFour; }) {
+    RawElements<kCount, 1> raw;
+#pragma unroll
+    for (int i = 0; i < kCount; i += 4) {
+      reinterpret_cast<uint32_t*>(&raw)[i / 4] = Float8::Codec::EncodeFour(scaled.value + i);
+    }
+    return raw;
+  } else {
+    return Float8::template Encode<kCount>(scaled);
+  }
 }
 
 template <int kCount>

@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(kSendThreads, kSendBlocks)
   BeginToTell(run.tell, channel);
   if (args.round == 0 ? HasFailed(channel) : HasNothing(channel)) return;
   extern __shared__ char* places[];  // [N]
-  SendRowsOfToken<kCount>(args, SendSlots(run, channel, args.slots, args.shape.ranks), blockIdx.x, places);
+  SendRowsOfToken<kCount, false>(args, SendSlots(run, channel, args.slots, args.shape.ranks), blockIdx.x, places);
   TellWhenLast(run.tell);
 }
 

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "csrc/kernels/cuda/dependent_launch.cuh"
 #include "csrc/kernels/cuda/elements.cuh"
 #include "csrc/kernels/cuda/grid.h"
 #include "csrc/kernels/cuda/message.cuh"
@@ -62,12 +63,19 @@ __device__ inline int FindPlaces(const SendRowsArgs& args, void* const* slots, i
 
 inline size_t SendRowsSharedBytes(const MoeShape& shape) { return sizeof(char*) * shape.ranks; }
 
-// By a block of kSendThreads, with SendRowsSharedBytes of shared memory: the row of token t, if it travels now.
-template <int kCount>
+// By a block of kSendThreads, with SendRowsSharedBytes of shared memory: the row of token t, if it travels now. kUsual:
+// IsUsualRow.
+template <int kCount, bool kUsual>
 __device__ __forceinline__ void SendRowsOfToken(const SendRowsArgs& args, void* const* slots, int64_t t, char** rows) {
   __shared__ int count;
   const IndexRange tokens = TokensInRound(args.shape, args.route, args.t_rows, args.round);
   if (t < tokens.begin || t >= tokens.end) return;
+  [[maybe_unused]] UsualRow row;
+  // It is read while the block finds out where it goes, or while the kernel before it does.
+  if constexpr (kUsual) {
+    row.Load(args.format, UsualSource(), static_cast<const uint16_t*>(args.source.x) + t * args.format.hidden, 0);
+  }
+  AwaitKernelBefore();
   if (threadIdx.x < kWarp) {
     const int found = FindPlaces(args, slots, t, rows);
     if (threadIdx.x == 0) count = found;
@@ -75,7 +83,11 @@ __device__ __forceinline__ void SendRowsOfToken(const SendRowsArgs& args, void* 
   __syncthreads();
   const Places places{rows, count};
   if (count == 0) return;
-  SendRow<kCount>(args.format, args.source, places, t);
+  if constexpr (kUsual) {
+    row.Send(args.format, UsualSource(), places, 0);
+  } else {
+    SendRow<kCount>(args.format, args.source, places, t);
+  }
   SendRest(args.format, args.source, places, t);
 }
 

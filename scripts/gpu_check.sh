@@ -16,7 +16,7 @@
 #   processes JAX programs of 1 to 8 processes, which share the GPUs by MPS
 #   failures  processes that are silent, killed, misused or closed, and the others, which go on until they are back
 #   nic       memory of GPUs as NICs are given it; JAX programs of ranks on GPUs over libfabric's TCP, and from memory
-#             of GPUs to memory of GPUs over a double of libibverbs
+#             of GPUs to memory of GPUs over a double of libibverbs; the host's words in GPU memory, over one of GDRCopy
 #   hybrid    the same double among ranks of two nodes: those of one node store into each other's memory
 #   sanitize  compute-sanitizer's memcheck and racecheck on small shapes
 #   speed     kernel times beside a copy of the same bytes; round trips between device and host
@@ -28,7 +28,8 @@ cd "$(dirname "$0")/.."
 BIN=.gpu
 TARGETS=(csrc/kernels/cuda/{moe_kernels_test,rounds_test,adjoint_test,exchange_test,kernels_benchmark}
          csrc/moe/cuda/{proxy_benchmark,signals_benchmark} csrc/engine/domains/nic/cuda_memory_test
-         csrc/engine/domains/connectx/double/libverbs_double.so)
+         csrc/engine/domains/connectx/double/libverbs_double.so
+         csrc/moe/cuda/gdrcopy/double/libgdrapi_double.so)
 part="" out="" build=0 merge="" name="" python="" gpus=1
 usage() { sed -n '2,28s/^# \{0,1\}//p' "$0"; }
 while [[ $# -gt 0 ]]; do
@@ -149,6 +150,16 @@ direct_exchanges() {
   CUDA_DEVICE_MAX_CONNECTIONS=32 JAX_FABRIC_DOMAIN=connectx JAX_FABRIC_CONNECTX_LIBRARY="$PWD/$BIN/libverbs_double.so" exchanges "$@"
 }
 
+# Through host memory, but for what the host tells kernels: that a double of GDRCopy copies into the GPU's.
+gdrcopy_exchanges() {
+  local said
+  said=$(CUDA_DEVICE_MAX_CONNECTIONS=32 JAX_FABRIC_LOG=info \
+    JAX_FABRIC_GDRCOPY_LIBRARY="$PWD/$BIN/libgdrapi_double.so" exchanges --force-staged "$@" 2>&1)
+  local status=$?
+  echo "$said"
+  [[ $said != *"words in its own memory"* ]] && return $status
+}
+
 # Processes that share a GPU run at the same time only by MPS.
 start_mps() {
   mps=$(mktemp -d)
@@ -224,6 +235,8 @@ case "$part" in
       step "two_direct_$flags" direct_exchanges --node-processes 1 --processes 2 --flags "$flags" --steps 20 \
         --cases forward,gradients,scan,split,quantised,vmap
     done
+    step two_gdrcopy gdrcopy_exchanges --processes 2 --steps 20 --cases forward,gradients,scan,split
+    step two_gdrcopy_recovered gdrcopy_exchanges --processes 2 --cases recovered --timeout-s 20 --steps 8
     step three_direct_in_rounds direct_exchanges --node-processes 1 --processes 3 --private-tokens 5 --cases forward,gradients,split
     step three_direct_silent direct_exchanges --node-processes 1 --processes 3 --cases silent --timeout-s 3
     step three_direct_killed direct_exchanges --node-processes 1 --processes 3 --cases killed --timeout-s 20

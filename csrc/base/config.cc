@@ -141,6 +141,7 @@ constexpr Variable kVariables[] = {
      "of NICs that must not be used",
      ParseNics},
     {"CONNECTX_LIBRARY", "libibverbs by file name or path", ParseName<&Config::connectx_library>},
+    {"GDRCOPY_LIBRARY", "libgdrapi by file name or path", ParseName<&Config::gdrcopy_library>},
     {"SOAK", "0 or 1", ParseSoak},
     {"SEEDS", "a seed, or FIRST-END with END above FIRST and not among them", ParseSeeds},
 };

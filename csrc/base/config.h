@@ -42,6 +42,7 @@ struct Config {
   std::string efa_address;            // JAX_FABRIC_EFA_ADDRESS: where such a provider listens; empty: its own choice
   NicSelection nics;                  // JAX_FABRIC_NICS
   std::string connectx_library;       // JAX_FABRIC_CONNECTX_LIBRARY: libibverbs; empty: the system's
+  std::string gdrcopy_library;        // JAX_FABRIC_GDRCOPY_LIBRARY: libgdrapi; empty: the system's
 
   // --- of tests
   bool soak = false;  // JAX_FABRIC_SOAK: their long versions

@@ -25,6 +25,7 @@ TEST(Config, DefaultsWithoutVariables) {
   EXPECT_TRUE(config.nics.groups.empty());
   EXPECT_TRUE(config.nics.exclude.empty());
   EXPECT_EQ(config.connectx_library, "");
+  EXPECT_EQ(config.gdrcopy_library, "");
 }
 
 TEST(Config, ReadsEveryVariable) {
@@ -32,7 +33,8 @@ TEST(Config, ReadsEveryVariable) {
       ParseConfig(Environment{"JAX_FABRIC_SPIN_US=0", "JAX_FABRIC_YIELD_US=7", "JAX_FABRIC_IDLE=spin",
                               "JAX_FABRIC_WORKERS=3", "JAX_FABRIC_LOG=debug", "JAX_FABRIC_SECRET_FILE=/run/key",
                               "JAX_FABRIC_DOMAIN=efa", "JAX_FABRIC_EFA_PROVIDER=tcp", "JAX_FABRIC_EFA_ADDRESS=::1",
-                              "JAX_FABRIC_NICS=mlx5_1", "JAX_FABRIC_CONNECTX_LIBRARY=/opt/lib/libibverbs.so.1"})
+                              "JAX_FABRIC_NICS=mlx5_1", "JAX_FABRIC_CONNECTX_LIBRARY=/opt/lib/libibverbs.so.1",
+                              "JAX_FABRIC_GDRCOPY_LIBRARY=/opt/lib/libgdrapi.so.2"})
           .value();
   EXPECT_EQ(config.spin_us, 0);
   EXPECT_EQ(config.yield_us, 7);
@@ -45,6 +47,7 @@ TEST(Config, ReadsEveryVariable) {
   EXPECT_EQ(config.efa_address, "::1");
   EXPECT_EQ(config.nics.groups, (Groups{{"mlx5_1"}}));
   EXPECT_EQ(config.connectx_library, "/opt/lib/libibverbs.so.1");
+  EXPECT_EQ(config.gdrcopy_library, "/opt/lib/libgdrapi.so.2");
 }
 
 TEST(Config, UnknownNamesListTheKnownOnes) {

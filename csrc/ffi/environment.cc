@@ -25,6 +25,11 @@ Result<NicSelection> NicSelectionFromEnvironment() {
   return std::move(config.nics);
 }
 
+Result<std::string> GdrcopyLibraryFromEnvironment() {
+  JF_ASSIGN_OR_RETURN(Config config, LoadConfig());
+  return std::move(config.gdrcopy_library);
+}
+
 Result<std::optional<Secret>> SecretFromEnvironment() {
   JF_ASSIGN_OR_RETURN(const Config config, LoadConfig());
   if (config.secret_file.empty()) return std::nullopt;

@@ -21,6 +21,8 @@ Result<DomainChoice> DomainChoiceFromEnvironment(const std::optional<std::string
                                                  const std::vector<std::string>& nics);
 // What is said about NICs, for whoever chooses them (jax_fabric/topology).
 Result<NicSelection> NicSelectionFromEnvironment();
+// Of GDRCopy, as GpuOptions has it.
+Result<std::string> GdrcopyLibraryFromEnvironment();
 // From JAX_FABRIC_SECRET_FILE; nothing where that is not set.
 Result<std::optional<Secret>> SecretFromEnvironment();
 

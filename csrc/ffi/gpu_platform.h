@@ -28,6 +28,7 @@ struct GpuOptions {
   bool force_staged = false;  // through host memory
   // Of this process: none: the machine; "": its GPUs reach no other one by themselves; else for moe::NodeNumber.
   std::optional<std::string> node;
+  std::string gdrcopy_library;  // by which the host stores into its memory; empty: the system's
 };
 // As CudaContext::Create; `through_nic`: messages leave this node by NICs, if not through host memory. `predecessor`
 // comes from here, too, or is null.

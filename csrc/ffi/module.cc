@@ -172,7 +172,9 @@ NB_MODULE(_core, m) {
              const std::optional<std::string>& node) {
             const DomainChoice choice = ValueOrRaise(DomainChoiceFromEnvironment(domain, provider, nics));
             std::optional<GpuOptions> gpu;
-            if (cuda_device) gpu = GpuOptions{*cuda_device, force_staged, node};
+            if (cuda_device) {
+              gpu = GpuOptions{*cuda_device, force_staged, node, ValueOrRaise(GdrcopyLibraryFromEnvironment())};
+            }
             return ValueOrRaise(self.AddGroup(name, choice, std::move(gpu), cpus));
           },
           nb::arg("name"), nb::arg("domain").none(), nb::arg("provider").none(), nb::arg("nics"), nb::arg("cpus"),

@@ -29,6 +29,7 @@ ProxiedChannel::ProxiedChannel(int32_t index, const MoeConfig& config, const Pee
       peers_(peers),
       group_(group),
       words_(words),
+      host_line_(words.on_device != nullptr ? words.on_device : &words.signals->host, words.on_device != nullptr),
       notices_(index, config, peers, group) {
   for (Signal& signal : sends_) signal.channel = this;
   for (Signal& signal : arrivals_) signal.channel = this;
@@ -166,8 +167,7 @@ void ProxiedChannel::OnSent(const Signal& signal, const Error* error) {
 
 void ProxiedChannel::FinishIfComplete() {
   if (left_[(arrived_ - 1) & 1] < arrived_ - 1) return;
-  // release, with the acquire of the waiting kernel: the messages are there when it sees this.
-  std::atomic_ref(words_.signals->host.done).store(arrived_, std::memory_order_release);
+  host_line_.SetDone(arrived_);
 }
 
 void ProxiedChannel::ExpectAlarm() {
@@ -234,7 +234,7 @@ bool ProxiedChannel::FindDeparture() {
     departure_ = departing_;
   }
   rank_has_departed_ = true;
-  std::atomic_ref(words_.signals->host.stop).store(1, std::memory_order_relaxed);
+  host_line_.SetStop();
   return true;
 }
 
@@ -247,8 +247,8 @@ void ProxiedChannel::Refuse(const Failure& failure) {
       Tell(failure.told);
     }
   }
-  // A volatile read by waiting kernels: they leave. Last: whoever asks once they have left finds the error.
-  std::atomic_ref(words_.signals->host.stop).store(1, std::memory_order_relaxed);
+  // Last: whoever asks once kernels have left finds the error.
+  host_line_.SetStop();
 }
 
 void ProxiedChannel::Tell(const FailureNotice& notice) {

@@ -20,6 +20,7 @@
 #include "csrc/engine/domain_group.h"
 #include "csrc/kernels/signals.h"
 #include "csrc/moe/failure_notice.h"
+#include "csrc/moe/host_line.h"
 #include "csrc/moe/moe_config.h"
 #include "csrc/moe/notice_board.h"
 #include "csrc/moe/peer_table.h"
@@ -28,11 +29,12 @@ namespace jax_fabric::moe {
 
 class ProxiedChannel {
  public:
-  // In host memory that the device has mapped; outlives the channel.
+  // In host memory that the device has mapped, but for the last; outlives the channel.
   struct DeviceWords {
     kernels::ChannelSignals* signals = nullptr;
     const int64_t* message_bytes = nullptr;  // [ranks] of this rank's messages, by the send kernels
     const uint8_t* missing = nullptr;        // [ranks] not 0: its message was not there at the deadline
+    HostLine::Words* on_device = nullptr;    // in memory of the device, in the place of signals->host; or null
   };
   // `through_host`: [ranks] not 0 for ranks to which messages go from staging_memory to own_memory of `peers`, both
   // laid out as the configuration says. All arguments but `index` and `through_host` outlive the channel.
@@ -102,6 +104,7 @@ class ProxiedChannel {
   const PeerTable& peers_;
   DomainGroup* const group_;
   const DeviceWords words_;
+  const HostLine host_line_;
   size_t entries_ = 0;
   std::vector<int32_t> entry_ranks_;
 

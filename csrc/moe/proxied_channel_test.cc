@@ -69,7 +69,8 @@ class Rank {
     for (int32_t index = 0; index < config_.channels; ++index) {
       channels_.push_back(
           ProxiedChannel::Create(index, config_, connector_->table(), through_host, group_,
-                                 {&signals_[index], &message_bytes(index, 0), &missing_[index * ranks()]})
+                                 {&signals_[index], &message_bytes(index, 0), &missing_[index * ranks()],
+                                  has_device_lines() ? &device_lines_[index] : nullptr})
               .value());
     }
     for (const auto& channel : channels_) channel->StartPolling();
@@ -98,8 +99,8 @@ class Rank {
   // False: stopped, or late.
   bool Wait(int32_t channel, int64_t sequence, int64_t patience_ms = 30'000) {
     const Deadline deadline = In(patience_ms);
-    while (std::atomic_ref(signals_[channel].host.done).load(std::memory_order_acquire) < sequence) {
-      if (std::atomic_ref(signals_[channel].host.stop).load(std::memory_order_relaxed) != 0) return false;
+    while (std::atomic_ref(host(channel).done).load(std::memory_order_acquire) < sequence) {
+      if (std::atomic_ref(host(channel).stop).load(std::memory_order_relaxed) != 0) return false;
       if (deadline.Passed(SteadyClock::Get())) return false;
       std::this_thread::yield();
     }
@@ -109,7 +110,7 @@ class Rank {
   bool IsStopped(int32_t channel) {
     const Deadline deadline = In(30'000);
     while (!deadline.Passed(SteadyClock::Get())) {
-      if (std::atomic_ref(signals_[channel].host.stop).load(std::memory_order_relaxed) != 0) return true;
+      if (std::atomic_ref(host(channel).stop).load(std::memory_order_relaxed) != 0) return true;
       std::this_thread::yield();
     }
     return false;
@@ -163,10 +164,16 @@ class Rank {
         group_(group),
         connector_(std::make_unique<PeerConnector>(config_, group)),
         signals_(config.channels),
+        device_lines_(config.channels),
         message_bytes_(config.channels * config.layout.shape.ranks),
         missing_(config.channels * config.layout.shape.ranks) {
     const int64_t bytes = config.channels * config.layout.ChannelBytes();
     EXPECT_TRUE(connector_->Prepare({.memory_bytes = bytes, .staging_bytes = bytes, .map_peers = false}).has_value());
+  }
+  // Where the host tells kernels: half of the ranks have memory of the device for that.
+  bool has_device_lines() const { return me() % 2 == 1; }
+  HostLine::Words& host(int32_t channel) {
+    return has_device_lines() ? device_lines_[channel] : signals_[channel].host;
   }
   int32_t me() const { return config_.layout.shape.rank; }
   int32_t ranks() const { return config_.layout.shape.ranks; }
@@ -182,6 +189,7 @@ class Rank {
   DomainGroup* group_;
   std::unique_ptr<PeerConnector> connector_;
   std::vector<ChannelSignals> signals_;
+  std::vector<HostLine::Words> device_lines_;
   std::vector<int64_t> message_bytes_;  // [channels, ranks]
   std::vector<uint8_t> missing_;        // [channels, ranks]
   std::vector<std::unique_ptr<ProxiedChannel>> channels_;

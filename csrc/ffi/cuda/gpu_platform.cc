@@ -27,8 +27,9 @@ Result<std::unique_ptr<moe::RankContext>> CreateGpuContext(const moe::MoeConfig&
   if (gpu.node != "") {
     JF_ASSIGN_OR_RETURN(node, moe::NodeNumber(gpu.node.value_or("")));
   }
-  return moe::CudaContext::Create(config, group, {.device = gpu.cuda_device, .route = route, .node = node},
-                                  static_cast<const moe::CudaContext*>(predecessor));
+  const moe::CudaContext::Options options{
+      .device = gpu.cuda_device, .route = route, .node = node, .gdrcopy_library = gpu.gdrcopy_library};
+  return moe::CudaContext::Create(config, group, options, static_cast<const moe::CudaContext*>(predecessor));
 }
 
 }  // namespace jax_fabric::ffi_layer

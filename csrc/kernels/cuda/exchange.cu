@@ -68,8 +68,9 @@ __device__ SignalError Hindrance(const ExchangeArgs& args, const ChannelState& s
 // null. `slot`: where its message goes.
 __device__ bool WaitFor(const ExchangeChannel& channel, int64_t sequence, int32_t source, const int64_t* flag,
                         const void* slot) {
+  const ChannelSignals::HostLine& host = channel.host != nullptr ? *channel.host : channel.signals->host;
   // Acquires what the peer's kernel released, or what the host did for it.
-  const SystemWord<int64_t> word(flag != nullptr ? *const_cast<int64_t*>(flag) : channel.signals->host.done);
+  const SystemWord<int64_t> word(const_cast<int64_t&>(flag != nullptr ? *flag : host.done));
   const uint64_t begin_ns = GlobalTimerNs();
   while (true) {
 #pragma unroll 1
@@ -87,7 +88,7 @@ __device__ bool WaitFor(const ExchangeChannel& channel, int64_t sequence, int32_
     }
     if (error != SignalError::kNone) return false;
     // A volatile read needs no order.
-    if (*const_cast<const volatile uint64_t*>(&channel.signals->host.stop) != 0) {
+    if (*const_cast<const volatile uint64_t*>(&host.stop) != 0) {
       Fail(channel, SignalError::kStopped, source, 0);
       return false;
     }

@@ -29,6 +29,7 @@ struct FillRange {
 struct ExchangeChannel {
   ChannelState* state = nullptr;
   ChannelSignals* signals = nullptr;
+  const ChannelSignals::HostLine* host = nullptr;  // in the device's own memory, in the place of signals->host; or null
   uint8_t* missing = nullptr;  // [N] in host memory: set at the deadline for ranks whose messages are not there
   const ExchangePeer* peers = nullptr;  // [N]
   int64_t* expert_rows = nullptr;       // [N] zeros; scratch

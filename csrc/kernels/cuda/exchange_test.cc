@@ -247,6 +247,24 @@ TEST_F(ExchangeTest, TheHostSaysWhatIsHere) {
   EXPECT_EQ(Get(other_flags_ + 2), 0);
 }
 
+// As it is where the host stores into the device's memory (csrc/moe/cuda/gdrcopy).
+TEST_F(ExchangeTest, TheHostSaysItInTheDevicesMemory) {
+  auto* host = Allocate<ChannelSignals::HostLine>(1);
+  args_.channel.host = host;
+  Set(&peers_[2].flag, {static_cast<int64_t*>(nullptr)});
+  args_.channel.through_host = true;
+  Set(host, {ChannelSignals::HostLine{.done = sequence()}});
+  Run();
+  EXPECT_EQ(error(), SignalError::kNone);
+  EXPECT_EQ(signals_->host.done, 0);
+  Reset();
+  Set(&peers_[2].flag, {static_cast<int64_t*>(nullptr)});
+  args_.channel.timeout_ns = 60 * kSecondNs;
+  Set(host, {ChannelSignals::HostLine{.done = sequence() - 1, .stop = 1}});
+  EXPECT_LT(Run(), 10.0);
+  EXPECT_EQ(error(), SignalError::kStopped);
+}
+
 // Nothing is received, in no round of the call, and the channel is as it was before.
 TEST_F(ExchangeTest, AHalfThatIsNotDueIsRefused) {
   args_.part = ExchangePart::kBegin;

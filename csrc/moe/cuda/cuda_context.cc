@@ -10,6 +10,7 @@
 #include "csrc/moe/cuda/cuda_status.h"
 #include "csrc/moe/cuda/device_guard.h"
 #include "csrc/moe/cuda/private_memory.h"
+#include "csrc/moe/cuda/write_ordering.h"
 
 namespace jax_fabric::moe {
 namespace {
@@ -26,20 +27,6 @@ int64_t BytesOfAll(int32_t channels, const kernels::SlotLayout& layout) {
   Parts parts(nullptr);
   for (int32_t i = 0; i < channels; ++i) Layout counted(parts, layout);
   return parts.bytes();
-}
-
-// Kernels read what a NIC has written into their device's memory after the host has told them, and the host makes no
-// call into CUDA in between that would order the one before the other.
-Status CheckDirectAccess(int device) {
-  int supported = 0, ordering = 0;
-  JF_RETURN_IF_ERROR(
-      FromCuda(cudaDeviceGetAttribute(&supported, cudaDevAttrGPUDirectRDMASupported, device), "GPUDirect RDMA"));
-  JF_RETURN_IF_ERROR(FromCuda(cudaDeviceGetAttribute(&ordering, cudaDevAttrGPUDirectRDMAWritesOrdering, device),
-                              "GPUDirect RDMA's ordering"));
-  if (supported != 0 && ordering >= cudaGPUDirectRDMAWritesOrderingOwner) return {};
-  return MakeError(ErrorCode::kFailedPrecondition, "GPU {} {}", device,
-                   supported == 0 ? "cannot be written to by NICs (GPUDirect RDMA)"
-                                  : "does not order what NICs write before what its kernels read");
 }
 
 Status OrThroughHostMemory(const Status& status) {
@@ -123,6 +110,15 @@ Status CudaContext::TakeRecordedMemory(const CudaContext* predecessor) {
     auto recorded = std::make_shared<RecordedMemory>();
     JF_ASSIGN_OR_RETURN(recorded->device, DeviceMemory::Allocate(options_.device, device_bytes));
     JF_ASSIGN_OR_RETURN(recorded->host, MappedMemory::Allocate(options_.device, host_bytes));
+    if (tells_host()) {
+      Result<DeviceLines> lines = DeviceLines::Allocate(options_.device, config_.channels, options_.gdrcopy_library);
+      if (lines) {
+        recorded->lines = std::move(*lines);
+      } else {
+        Log(LogLevel::kInfo, "GPU {}: the host tells kernels by words in its own memory: {}", options_.device,
+            lines.error().message);
+      }
+    }
     recorded_ = std::move(recorded);
     return {};
   }
@@ -133,6 +129,7 @@ Status CudaContext::TakeRecordedMemory(const CudaContext* predecessor) {
                      device_bytes, host_bytes, recorded_->device.bytes(), recorded_->host.bytes());
   }
   std::memset(recorded_->host.host(), 0, host_bytes);
+  if (recorded_->lines) recorded_->lines.Clear(config_.channels);
   JF_RETURN_IF_ERROR(recorded_->device.Clear());
   // Until the channels are made, if they ever are: launches must not look at tables that are empty.
   if (FailOnDevice()) return {};
@@ -264,11 +261,14 @@ Status CudaContext::MakeChannel(int32_t index) {
                                     .flags = reinterpret_cast<const int64_t*>(shared_.data() + FlagOffset(index, 0))};
   JF_RETURN_IF_ERROR(Upload(on_device.state, std::vector{kernels::ChannelState{.epoch = epoch}}));
 
-  JF_ASSIGN_OR_RETURN(auto proxied, ProxiedChannel::Create(index, config_, table, through_host, group_,
-                                                           {words.signals, words.message_bytes, words.missing}));
+  const DeviceLines& lines = recorded_->lines;
+  JF_ASSIGN_OR_RETURN(auto proxied,
+                      ProxiedChannel::Create(index, config_, table, through_host, group_,
+                                             {words.signals, words.message_bytes, words.missing, lines.host(index)}));
   CudaChannel::Memory memory;
   memory.exchange.state = on_device.state;
   memory.exchange.signals = mapped_words.signals;
+  if (lines) memory.exchange.host = lines.on_device(index);
   memory.exchange.missing = mapped_words.missing;
   memory.exchange.peers = on_device.peers;
   memory.exchange.expert_rows = on_device.expert_rows;
@@ -298,7 +298,7 @@ int32_t CudaContext::mapped_peers() const {
 
 int64_t CudaContext::memory_bytes() const {
   return shared_.bytes() + device_staging_.bytes() + recorded_->device.bytes() + recorded_->host.bytes() +
-         connector_->host_bytes();
+         recorded_->lines.bytes() + connector_->host_bytes();
 }
 
 const Error* CudaContext::error() const {

@@ -14,9 +14,11 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "csrc/moe/cuda/cuda_channel.h"
+#include "csrc/moe/cuda/device_lines.h"
 #include "csrc/moe/cuda/device_memory.h"
 #include "csrc/moe/cuda/mapped_memory.h"
 #include "csrc/moe/cuda/message_route.h"
@@ -31,7 +33,8 @@ class CudaContext final : public RankContext {
   struct Options {
     int device = 0;  // as CUDA numbers it in this process
     MessageRoute route = MessageRoute::kKernelStores;
-    uint64_t node = 0;  // NodeNumber; 0: none, all go by NICs
+    uint64_t node = 0;            // NodeNumber; 0: none, all go by NICs
+    std::string gdrcopy_library;  // of GdrLibrary::Load
   };
   // Allocates the memory; `group` outlives the context. `predecessor`: the retired context of an earlier
   // epoch, of the same shape, whose recorded programs go on with this one; or null.
@@ -60,6 +63,7 @@ class CudaContext final : public RankContext {
   struct RecordedMemory {
     DeviceMemory device;  // PrivateMemory of all channels
     MappedMemory host;    // their HostWords
+    DeviceLines lines;    // or none, where the host cannot store into the device's memory
   };
 
   CudaContext(const MoeConfig& config, DomainGroup* group, const Options& options)

@@ -3,9 +3,9 @@
 #include <dlfcn.h>
 
 #include <cstring>
-#include <map>
 #include <memory>
-#include <mutex>
+
+#include "csrc/base/load_once.h"
 
 namespace jax_fabric::connectx {
 namespace {
@@ -43,16 +43,7 @@ Result<std::unique_ptr<Verbs>> Open(const std::string& library) {
 
 }  // namespace
 
-Result<const Verbs*> Verbs::Load(const std::string& library) {
-  static std::mutex mutex;
-  static std::map<std::string, std::unique_ptr<Verbs>> loaded;
-  const std::lock_guard<std::mutex> lock(mutex);
-  auto& entry = loaded[library];
-  if (!entry) {
-    JF_ASSIGN_OR_RETURN(entry, Open(library));
-  }
-  return entry.get();
-}
+Result<const Verbs*> Verbs::Load(const std::string& library) { return LoadOnce(library, Open); }
 
 int Verbs::QueryPort(ibv_context* context, uint8_t port, ibv_port_attr& attributes) const {
   attributes = {};

@@ -3,11 +3,10 @@
 #include <dlfcn.h>
 
 #include <cstdlib>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <vector>
 
+#include "csrc/base/load_once.h"
 #include "csrc/base/saved_signal_actions.h"
 
 namespace jax_fabric::efa {
@@ -46,16 +45,7 @@ Result<std::unique_ptr<Libfabric>> Open(const std::string& library) {
 
 }  // namespace
 
-Result<const Libfabric*> Libfabric::Load(const std::string& library) {
-  static std::mutex mutex;
-  static std::map<std::string, std::unique_ptr<Libfabric>> loaded;
-  const std::lock_guard<std::mutex> lock(mutex);
-  auto& entry = loaded[library];
-  if (!entry) {
-    JF_ASSIGN_OR_RETURN(entry, Open(library));
-  }
-  return entry.get();
-}
+Result<const Libfabric*> Libfabric::Load(const std::string& library) { return LoadOnce(library, Open); }
 
 std::string Libfabric::Version() const {
   const uint32_t version = fi_version();

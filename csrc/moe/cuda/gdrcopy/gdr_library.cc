@@ -2,10 +2,10 @@
 
 #include <dlfcn.h>
 
-#include <map>
 #include <memory>
-#include <mutex>
 #include <type_traits>
+
+#include "csrc/base/load_once.h"
 
 namespace jax_fabric::gdrcopy {
 namespace {
@@ -44,15 +44,6 @@ Result<std::unique_ptr<GdrLibrary>> Open(const std::string& library) {
 
 }  // namespace
 
-Result<const GdrLibrary*> GdrLibrary::Load(const std::string& library) {
-  static std::mutex mutex;
-  static std::map<std::string, std::unique_ptr<GdrLibrary>> loaded;
-  const std::lock_guard<std::mutex> lock(mutex);
-  auto& entry = loaded[library];
-  if (!entry) {
-    JF_ASSIGN_OR_RETURN(entry, Open(library));
-  }
-  return entry.get();
-}
+Result<const GdrLibrary*> GdrLibrary::Load(const std::string& library) { return LoadOnce(library, Open); }
 
 }  // namespace jax_fabric::gdrcopy

@@ -34,6 +34,11 @@ class Buffer {
     if (mapped == MAP_FAILED) return nullptr;
     mapped_ = static_cast<uint64_t*>(mapped);
     thread_ = std::thread([this] {
+      // What copies need is made now: later it might wait for a kernel that waits for them.
+      const uint64_t zero = 0;
+      if (jax_fabric::verbs_double::IsGpuMemory(memory_)) {
+        jax_fabric::verbs_double::GpuCopy(memory_, &zero, sizeof(zero));
+      }
       while (!stopping_.load(std::memory_order_relaxed)) {
         CopyChanges();
         std::this_thread::yield();

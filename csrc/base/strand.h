@@ -24,6 +24,11 @@ class Strand {
   // that may compute. Otherwise whoever runs the strand now runs the task too.
   void PostOrRun(Task* task);
 
+  // For a thread that has run a task on it by itself, when no more will be posted: whether all others have left it. It
+  // may be destroyed then, and not before: a task can have run while the thread that posted it has yet to count it.
+  // acquire, with the counts of those threads.
+  bool IsIdle() const { return pending_.load(std::memory_order_acquire) == 0; }
+
  private:
   // True if the strand was idle: the caller must see to it that Drain runs.
   bool Push(Task* task);

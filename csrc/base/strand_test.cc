@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -42,6 +43,43 @@ TEST(Strand, RunsInlineWhenIdleAndNeverNested) {
   first.then = &second;
   strand.PostOrRun(&first.task);
   EXPECT_EQ(log, (std::vector<int>{1, -1, 2, -2}));
+}
+
+// As a context closes: a thread brings the last task while another one waits for it on the strand, and destroys that.
+TEST(Strand, MayBeDestroyedWhenIdle) {
+  auto executor = SerialExecutor::Start("strand_test").value();
+  for (int round = 0; round < 20'000; ++round) {
+    auto strand = std::make_unique<Strand>(executor.get());
+    struct Last {
+      Task task;
+      std::atomic<bool> has_run{false};
+    } last;
+    last.task.context = &last;
+    last.task.run = [](void* context) { static_cast<Last*>(context)->has_run.store(true, std::memory_order_relaxed); };
+    std::thread poster([&, strand = strand.get()] { strand->Post(&last.task); });
+    struct Sweep {
+      Task task;
+      const Last* last;
+      const std::thread::id closer = std::this_thread::get_id();
+      std::atomic<int> result{-1};
+    };
+    for (bool closed = false; !closed;) {
+      Sweep sweep;
+      sweep.last = &last;
+      sweep.task.context = &sweep;
+      sweep.task.run = [](void* context) {
+        auto* self = static_cast<Sweep*>(context);
+        const bool quiet =
+            self->last->has_run.load(std::memory_order_relaxed) && std::this_thread::get_id() == self->closer;
+        self->result.store(quiet ? 1 : 0, std::memory_order_release);
+      };
+      strand->PostOrRun(&sweep.task);
+      while (sweep.result.load(std::memory_order_acquire) < 0) std::this_thread::yield();
+      closed = sweep.result.load(std::memory_order_relaxed) == 1 && strand->IsIdle();
+    }
+    strand.reset();
+    poster.join();
+  }
 }
 
 // Many threads, both ways of posting; the counter has no synchronisation of its own.

@@ -64,7 +64,7 @@ bool Context::Close(Deadline deadline) {
         quiet = quiet && channel->Quiet();
       }
       // Another thread that runs this has yet to leave the strand, which may be gone when Close has returned. Once the
-      // closing thread finds the strand idle, no other one is in it, and none will be: all callbacks have come.
+      // closing thread runs it by itself, no other one does, nor will: all callbacks have come.
       quiet = quiet && std::this_thread::get_id() == self->closer;
       // release, with the acquire below.
       self->result.store(quiet ? 1 : 0, std::memory_order_release);
@@ -72,7 +72,8 @@ bool Context::Close(Deadline deadline) {
     strand_.PostOrRun(&sweep.task);
     int result = -1;
     while ((result = sweep.result.load(std::memory_order_acquire)) < 0) std::this_thread::yield();
-    if (result == 1) return true;
+    // The thread that brought the last of them may still be about to leave.
+    if (result == 1 && strand_.IsIdle()) return true;
     if (deadline.Passed(group_->clock())) return false;
     std::this_thread::sleep_for(std::chrono::microseconds(100));
   }

@@ -48,7 +48,7 @@ TEST(Strand, RunsInlineWhenIdleAndNeverNested) {
 // As a context closes: a thread brings the last task while another one waits for it on the strand, and destroys that.
 TEST(Strand, MayBeDestroyedWhenIdle) {
   auto executor = SerialExecutor::Start("strand_test").value();
-  for (int round = 0; round < 20'000; ++round) {
+  for (int round = 0; round < 1'000; ++round) {
     auto strand = std::make_unique<Strand>(executor.get());
     struct Last {
       Task task;
@@ -76,6 +76,7 @@ TEST(Strand, MayBeDestroyedWhenIdle) {
       strand->PostOrRun(&sweep.task);
       while (sweep.result.load(std::memory_order_acquire) < 0) std::this_thread::yield();
       closed = sweep.result.load(std::memory_order_relaxed) == 1 && strand->IsIdle();
+      if (!closed) std::this_thread::yield();  // there may be fewer cores than threads
     }
     strand.reset();
     poster.join();

@@ -26,7 +26,7 @@ class Strand {
 
   // For a thread that has run a task on it by itself, when no more will be posted: whether all others have left it. It
   // may be destroyed then, and not before: a task can have run while the thread that posted it has yet to count it.
-  // acquire, with the counts of those threads.
+  // acquire, with the fetch_add of Push and the fetch_sub of Drain: all that those threads did here came before.
   bool IsIdle() const { return pending_.load(std::memory_order_acquire) == 0; }
 
  private:

@@ -1,6 +1,6 @@
 // Programmatic dependent launch: a kernel is set up while the one before it on the stream still runs, which takes most
 // of the way from kernel to kernel. Nothing else changes: the later one waits for the earlier one's end before it looks
-// at anything. Chips before sm_90 launch as always.
+// at anything that the earlier one writes. Chips before sm_90 launch as always.
 #ifndef JAX_FABRIC_KERNELS_CUDA_DEPENDENT_LAUNCH_CUH_
 #define JAX_FABRIC_KERNELS_CUDA_DEPENDENT_LAUNCH_CUH_
 
@@ -11,8 +11,9 @@
 
 namespace jax_fabric::kernels::cuda {
 
-// The first thing in a kernel that LaunchDependent launches: until the kernel before it is through, and what it stored
-// is there.
+// In a kernel that LaunchDependent launches, before all that the kernel before it has a part in: until that one is
+// through, and what it stored is there. What came before that one is there from the beginning, if it was launched as
+// always.
 __device__ __forceinline__ void AwaitKernelBefore() {
 #if __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();

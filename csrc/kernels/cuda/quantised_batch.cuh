@@ -135,7 +135,7 @@ class QuantisedBatch {
 // What is nearly always sent: bfloat16, quantised on its way, in rows that a block can hold. Kernels are made for it or
 // for all other rows, since code that is jumped over takes time to be fetched.
 using UsualSource = StaticType<ElementType::kBfloat16>;
-constexpr int kUsualElements = 16;  // of each thread
+inline constexpr int kUsualElements = 16;  // of each thread
 using UsualRow = QuantisedBatch<kUsualElements, UsualSource, 1>;
 
 inline bool IsUsualRow(const RowFormat& format, ElementType x_type) {

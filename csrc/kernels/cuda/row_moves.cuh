@@ -107,7 +107,7 @@ struct BlockScale {
   }
 };
 
-// Finite elements of a block with that inverse.
+// Finite elements of a block with that inverse. Float8 is a parameter since not every chip's codec has EncodeFour.
 template <int kCount, typename Float8 = StaticType<ElementType::kFloat8E4m3fn>>
 __device__ __forceinline__ RawElements<kCount, 1> Quantise(const Floats<kCount>& floats, float inverse) {
   Floats<kCount> scaled;

@@ -146,7 +146,7 @@ def _direct(sysfs: Sysfs, dmabuf: tuple[bool, str], has_nics: bool) -> Iterator[
 
 def _gdrcopy(sysfs: Sysfs) -> Finding:
     if sysfs.path("sys", "module", "gdrdrv").exists():
-        return Finding("GPUs", "GDRCopy", "ok", "loaded: the host tells kernels in GPU memory")
+        return Finding("GPUs", "GDRCopy", "ok", "loaded; libgdrapi is needed, too")
     return Finding(
         "GPUs", "GDRCopy", "note", "not loaded: the host tells kernels in its own memory"
     )

@@ -3,11 +3,12 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
-#include <memory>
+#include <string>
 #include <thread>
 #include <utility>
 
